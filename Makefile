@@ -1,0 +1,46 @@
+# The commands of the project. `make demo` and `make test` need Python 3.11+, pip and nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help install demo test check lint types format lock clean
+
+help:            ## list the commands
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP) ## make .venv and install from requirements.lock
+
+$(STAMP): requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "noisewise needs Python 3.11 or newer; set PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: $(STAMP)   ## compare all methods on handwritten digits (about a minute)
+	$(BIN)/noisewise compare configs/demo.toml --output runs/demo
+
+test: $(STAMP)   ## all tests but the long proofs
+	$(BIN)/python -m pytest -m "not slow" -n 2
+
+lint: $(STAMP)   ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)  ## mypy, strict
+	$(BIN)/mypy
+
+check: lint types ## lint, types and every test, as CI runs it
+	$(BIN)/python -m pytest -n 2
+
+format: $(STAMP) ## let ruff format and mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: $(STAMP)   ## write requirements.lock from what .venv holds
+	{ sed -n '/^#/p' requirements.lock; $(BIN)/python -m pip freeze --all --exclude-editable | grep -v "^pip==" | sed "s/+cpu//"; } > requirements.lock.new
+	mv requirements.lock.new requirements.lock
+
+clean:           ## remove what the commands made
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache src/*.egg-info

@@ -1,0 +1,1 @@
+"""What the server does with the updates: weights, screening and one file for each aggregator."""

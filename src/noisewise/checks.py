@@ -1,0 +1,51 @@
+"""Checks of single values, shared by every type that a caller fills in."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+
+from noisewise.errors import InvalidValueError
+
+__all__ = ["fraction", "non_negative_int", "positive_int", "positive_number"]
+
+
+def positive_number(field: str, value: object) -> float:
+    """Return ``value`` as a float if it is a finite number above 0.
+
+    Booleans, strings, None, NaN and infinities are refused by name of the field.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InvalidValueError(field, value, "must be a finite number > 0")
+    number = float(value)
+    if not math.isfinite(number) or number <= 0:
+        raise InvalidValueError(field, value, "must be a finite number > 0")
+    return number
+
+
+def fraction(field: str, value: object, *, one_allowed: bool = True) -> float:
+    """Return ``value`` as a float if it lies in (0, 1], or in (0, 1) without ``one_allowed``."""
+    allowed = "must be a number in (0, 1]" if one_allowed else "must be a number in (0, 1)"
+    try:
+        number = positive_number(field, value)
+    except InvalidValueError:
+        raise InvalidValueError(field, value, allowed) from None
+    if number > 1 or (number == 1 and not one_allowed):
+        raise InvalidValueError(field, value, allowed)
+    return number
+
+
+def _integer(field: str, value: object, minimum: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < minimum:
+        raise InvalidValueError(field, value, f"must be a whole number >= {minimum}")
+    return int(value)
+
+
+def positive_int(field: str, value: object) -> int:
+    """Return ``value`` as an int if it is a whole number of at least 1."""
+    return _integer(field, value, 1)
+
+
+def non_negative_int(field: str, value: object) -> int:
+    """Return ``value`` as an int if it is a whole number of at least 0."""
+    return _integer(field, value, 0)

@@ -1,0 +1,55 @@
+"""The errors of the package. Each message names the argument, its value and the remedy."""
+
+from __future__ import annotations
+
+__all__ = [
+    "AccountingError",
+    "InvalidValueError",
+    "MissingExtraError",
+    "NoisewiseError",
+    "SourceError",
+    "UnsupportedModelError",
+    "UpdateError",
+]
+
+
+class NoisewiseError(Exception):
+    """Base of every error that noisewise raises on purpose."""
+
+
+class InvalidValueError(NoisewiseError, ValueError):
+    """A value that the caller gave is impossible.
+
+    Args:
+        field: name of the argument or config key, dotted for nested ones.
+        value: what was given.
+        allowed: what would have been right.
+    """
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        self.field, self.value, self.allowed = field, value, allowed
+        super().__init__(f"{field} = {value!r}: {allowed}")
+
+    def __reduce__(self) -> tuple[type[InvalidValueError], tuple[str, object, str]]:
+        """Travel between worker processes with all three parts."""
+        return type(self), (self.field, self.value, self.allowed)
+
+
+class AccountingError(NoisewiseError):
+    """A privacy accountant cannot give a number that we may promise."""
+
+
+class UnsupportedModelError(NoisewiseError):
+    """The model has a layer for which per-sample gradients make no sense (BatchNorm)."""
+
+
+class UpdateError(NoisewiseError):
+    """No usable update is left to aggregate, or an update matrix is malformed."""
+
+
+class SourceError(NoisewiseError):
+    """A dataset cannot be had from any of its sources, or its bytes are not the published ones."""
+
+
+class MissingExtraError(NoisewiseError):
+    """An optional library is not installed; the message holds the install command."""

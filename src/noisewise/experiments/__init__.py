@@ -1,0 +1,1 @@
+"""Strict configs and what they run."""

@@ -1,0 +1,1 @@
+"""The round loop, its executors, checkpoints and results."""

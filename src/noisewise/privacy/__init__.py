@@ -1,0 +1,1 @@
+"""The budget, its accounting and the local plan that training and accounting share."""

@@ -1,0 +1,1 @@
+"""Models, per-sample gradients and local DP-SGD."""

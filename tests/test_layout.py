@@ -1,0 +1,61 @@
+"""The map of DESIGN.md, enforced: imports go only to folders above, and no pickle anywhere."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "noisewise"
+ORDER = [
+    "data", "privacy", "noise", "training", "aggregation", "federation", "report", "experiments",
+]  # fmt: skip
+ALLOWED = {
+    "data": set(),
+    "privacy": {"data"},
+    "noise": set(),
+    "training": {"data", "privacy"},
+    "aggregation": {"noise", "privacy"},
+    "federation": {"data", "privacy", "noise", "training", "aggregation"},
+    "report": {"federation"},
+    "experiments": set(ORDER),
+}
+COMMON = {"errors", "checks", "plugins", "storage"}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imported_modules(path: Path) -> set[str]:
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative import"
+            modules.add(node.module)
+            modules |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return modules
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_only_to_rows_above(path: Path) -> None:
+    parts = path.relative_to(PACKAGE).parts
+    if len(parts) == 1:
+        return  # cli.py, __init__.py and the common modules
+    folder = parts[0]
+    used = {m.split(".")[1] for m in imported_modules(path) if m.startswith("noisewise.")}
+    assert used <= ALLOWED[folder] | COMMON | {folder}, f"{path} imports {sorted(used)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_no_pickle(path: Path) -> None:
+    modules = imported_modules(path)
+    assert not modules & {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+    text = path.read_text()
+    assert "torch.load(" not in text
+    assert "allow_pickle=True" not in text
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_first_line_says_what_the_file_is_for(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
