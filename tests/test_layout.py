@@ -21,7 +21,7 @@ ALLOWED = {
     "report": {"federation"},
     "experiments": set(ORDER),
 }
-COMMON = {"errors", "checks", "plugins", "storage"}
+COMMON = {"errors", "checks", "plugins", "randomness", "storage"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

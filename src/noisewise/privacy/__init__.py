@@ -1,1 +1,20 @@
 """The budget, its accounting and the local plan that training and accounting share."""
+
+from noisewise.privacy.accounting import ACCOUNTANTS, DEFAULT_ACCOUNTANT, epsilon_of
+from noisewise.privacy.budget import PrivacyBudget, overall_guarantee
+from noisewise.privacy.calibration import Calibration, calibrate
+from noisewise.privacy.plan import LocalPlan, epsilon_spent, make_plan, non_private_plan
+
+__all__ = [
+    "ACCOUNTANTS",
+    "DEFAULT_ACCOUNTANT",
+    "Calibration",
+    "LocalPlan",
+    "PrivacyBudget",
+    "calibrate",
+    "epsilon_of",
+    "epsilon_spent",
+    "make_plan",
+    "non_private_plan",
+    "overall_guarantee",
+]

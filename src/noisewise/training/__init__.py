@@ -1,1 +1,16 @@
 """Models, per-sample gradients and local DP-SGD."""
+
+from noisewise.training.gradients import FunctionalGradients, GradientEngine, Loss
+from noisewise.training.local import LocalUpdate, TensorData, local_update
+from noisewise.training.parameters import ParameterLayout, check_model
+
+__all__ = [
+    "FunctionalGradients",
+    "GradientEngine",
+    "LocalUpdate",
+    "Loss",
+    "ParameterLayout",
+    "TensorData",
+    "check_model",
+    "local_update",
+]

@@ -1,0 +1,93 @@
+"""Sums of clipped per-sample gradients: the seam between DP-SGD and how gradients are computed.
+
+`FunctionalGradients` is the reference: `torch.func` on any model without BatchNorm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from noisewise.training.parameters import ParameterLayout, check_model
+
+__all__ = ["FunctionalGradients", "GradientEngine", "Loss", "clip_factors"]
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(outputs [b, ...], targets [b, ...]) -> scalar mean over the batch, as torch's losses."""
+
+
+class GradientEngine(Protocol):
+    """Computes sum over records of clip(gradient, c) at a parameter vector."""
+
+    def clipped_sum(
+        self, theta: Tensor, inputs: Tensor, targets: Tensor, clip_norm: float | None
+    ) -> Tensor:
+        """Sum of clipped gradients.
+
+        Args:
+            theta: [p] trainable parameters.
+            inputs: [b, ...], b may be 0.
+            targets: [b, ...].
+            clip_norm: c; None sums the gradients as they are.
+
+        Returns:
+            [p] float64. A record whose gradient is not finite contributes 0.
+        """
+        ...
+
+
+def clip_factors(squared_norms: Tensor, clip_norm: float | None) -> Tensor:
+    """min(1, c / norm) for each record, and 0 for a norm that is not finite.
+
+    Args:
+        squared_norms: [b] float64, over *all* trainable parameters together (flat clipping).
+        clip_norm: c; None for no clipping.
+
+    Source: the paper's clip(v, c), text after eq. noisy_sg.
+    """
+    norms = squared_norms.sqrt()
+    limit = torch.inf if clip_norm is None else clip_norm
+    factors = (limit / norms).clamp(max=1.0)
+    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
+
+
+class FunctionalGradients:
+    """The reference engine: materialises every per-sample gradient with `torch.func`.
+
+    Norms and sums are taken in float64, so that leaving out one record moves the sum by at most
+    c (1 + 1e-6) whatever the other records are.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        check_model(model)
+        self.layout = ParameterLayout.of(model)
+        trainable = set(self.layout.names)
+        constants = {
+            **{n: p.detach() for n, p in model.named_parameters() if n not in trainable},
+            **dict(model.named_buffers()),
+        }
+
+        def loss_of_one(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            outputs = functional_call(model, {**parameters, **constants}, (x.unsqueeze(0),))
+            return loss(outputs, y.unsqueeze(0))
+
+        self._gradients = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")
+
+    def clipped_sum(
+        self, theta: Tensor, inputs: Tensor, targets: Tensor, clip_norm: float | None
+    ) -> Tensor:
+        """See `GradientEngine`."""
+        if len(inputs) == 0:
+            return torch.zeros(self.layout.size, dtype=torch.float64, device=theta.device)
+        by_name = self._gradients(self.layout.unflatten(theta), inputs, targets)
+        gradients = torch.cat(
+            [by_name[name].reshape(len(inputs), -1) for name in self.layout.names], dim=1
+        ).double()
+        factors = clip_factors(gradients.square().sum(dim=1), clip_norm)
+        if bool((factors == 0).any()):  # 0 * inf would be nan
+            gradients = torch.where((factors > 0)[:, None], gradients, 0.0)
+        return factors @ gradients
