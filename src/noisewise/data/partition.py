@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from noisewise.checks import fraction, positive_int, positive_number
+from noisewise.checks import fraction, non_negative_int, positive_int, positive_number
 from noisewise.data.apportion import balance_rows, deal_shards, even_sizes, largest_remainder
 from noisewise.data.datasets import Dataset, Examples
-from noisewise.data.randomness import generator
 from noisewise.errors import InvalidValueError
+from noisewise.randomness import keyed_generator
 
 __all__ = [
     "ClientData",
@@ -55,7 +55,7 @@ def partition_iid(labels: ArrayLike, n_clients: int, seed: int) -> Indices:
         One sorted array of record numbers for each client; disjoint, and together all records.
     """
     codes, _ = _check(labels, n_clients)
-    order = generator(seed, "partition").permutation(len(codes))
+    order = _generator(seed).permutation(len(codes))
     cuts = np.cumsum(even_sizes(len(codes), n_clients))[:-1]
     return [np.sort(part) for part in np.split(order, cuts)]
 
@@ -89,7 +89,7 @@ def partition_shards(labels: ArrayLike, n_clients: int, max_labels: int, seed: i
             given,
             f"{n_clients} clients with that many labels each cannot hold all {len(counts)} classes",
         )
-    rng = generator(seed, "partition")
+    rng = _generator(seed)
     sizes = even_sizes(len(codes), n_clients)
     for _ in range(TRIES):
         deal = deal_shards(counts, n_clients, per_client, rng)
@@ -127,7 +127,7 @@ def partition_dirichlet(
     """
     codes, counts = _check(labels, n_clients, min_size)
     positive_number("alpha", alpha)
-    rng = generator(seed, "partition")
+    rng = _generator(seed)
     for _ in range(TRIES):
         shares = _dirichlet(rng, alpha, n_clients, len(counts))
         if shares is None:
@@ -159,7 +159,7 @@ def partition_quantity(
     """
     codes, _ = _check(labels, n_clients, min_size)
     positive_number("alpha", alpha)
-    rng = generator(seed, "partition")
+    rng = _generator(seed)
     for _ in range(TRIES):
         shares = _dirichlet(rng, alpha, n_clients, 1)
         if shares is None:
@@ -219,7 +219,7 @@ def split_dataset(
                 f"leaves client {number} with {len(part)} record(s), and each needs 1 to train and "
                 "1 to test; take fewer clients",
             )
-        held_out = _hold_out(labels[part], share, generator(seed, "hold out", number))
+        held_out = _hold_out(labels[part], share, keyed_generator(seed, "hold out", number))
         clients.append(
             ClientData(dataset.train.take(part[~held_out]), dataset.train.take(part[held_out]))
         )
@@ -265,6 +265,10 @@ def _check(
         )
     _, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
     return codes.astype(np.int64), counts.astype(np.int64)
+
+
+def _generator(seed: int) -> np.random.Generator:
+    return keyed_generator(non_negative_int("seed", seed), "partition")
 
 
 def _dirichlet(
@@ -334,7 +338,7 @@ def _with_published_test(
             len(parts),
             f"leaves client {number} no test record; take fewer clients or set test_fraction",
         )
-    tests = _hand_out(test.targets, table, generator(seed, "hold out"))
+    tests = _hand_out(test.targets, table, keyed_generator(seed, "hold out"))
     return tuple(
         ClientData(train.take(part), test.take(own)) for part, own in zip(parts, tests, strict=True)
     )

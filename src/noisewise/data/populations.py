@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from noisewise.checks import positive_int, positive_number
+from noisewise.checks import non_negative_int, positive_int, positive_number
 from noisewise.data.partition import ClientData
-from noisewise.data.randomness import generator
 from noisewise.data.specs import ClientSpec
 from noisewise.errors import InvalidValueError
+from noisewise.randomness import keyed_generator
 
 __all__ = [
     "DISTRIBUTIONS",
@@ -140,7 +140,9 @@ def sample_epsilons(
     positive_int("n_clients", n_clients)
     positive_number("minimum", minimum)
     positive_number("scale", scale)
-    draws = DISTRIBUTIONS[dist].sample(n_clients, generator(seed, "epsilons"))
+    draws = DISTRIBUTIONS[dist].sample(
+        n_clients, keyed_generator(non_negative_int("seed", seed), "epsilons")
+    )
     return tuple(float(e) for e in np.maximum(draws, minimum) * scale)
 
 
@@ -159,7 +161,8 @@ def sample_batch_sizes(
         raise InvalidValueError("choices", choices, "must hold at least one batch size")
     for choice in choices:
         positive_int("choices", choice)
-    picks = generator(seed, "batch sizes").integers(len(choices), size=n_clients)
+    rng = keyed_generator(non_negative_int("seed", seed), "batch sizes")
+    picks = rng.integers(len(choices), size=n_clients)
     return tuple(int(choices[pick]) for pick in picks)
 
 
