@@ -1,5 +1,39 @@
 """Datasets, partitions and populations: who the clients are and what they hold."""
 
+from noisewise.data.datasets import Dataset, Examples, Scaling, dataset_names, load_dataset
+from noisewise.data.partition import (
+    ClientData,
+    partition_dirichlet,
+    partition_iid,
+    partition_quantity,
+    partition_shards,
+    split_dataset,
+)
+from noisewise.data.populations import (
+    AuthorsDraw,
+    authors_population,
+    make_specs,
+    sample_batch_sizes,
+    sample_epsilons,
+)
 from noisewise.data.specs import ClientSpec
 
-__all__ = ["ClientSpec"]
+__all__ = [
+    "AuthorsDraw",
+    "ClientData",
+    "ClientSpec",
+    "Dataset",
+    "Examples",
+    "Scaling",
+    "authors_population",
+    "dataset_names",
+    "load_dataset",
+    "make_specs",
+    "partition_dirichlet",
+    "partition_iid",
+    "partition_quantity",
+    "partition_shards",
+    "sample_batch_sizes",
+    "sample_epsilons",
+    "split_dataset",
+]

@@ -1,0 +1,167 @@
+"""Models by name, initialised from a seed: what the paper trains, two small ones, and your own."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from noisewise.checks import non_negative_int, positive_int
+from noisewise.errors import InvalidValueError
+from noisewise.plugins import load_object
+from noisewise.training.resnet import ResNet
+
+__all__ = ["cnn", "make_model", "mlp", "model_names", "resnet18", "resnet34", "softmax"]
+
+Shape = tuple[int, ...]
+
+
+def softmax(input_shape: Shape, n_classes: int) -> nn.Module:
+    """Softmax regression: one linear layer on the flattened input."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), n_classes))
+
+
+def mlp(input_shape: Shape, n_classes: int, hidden: int | Sequence[int] = 64) -> nn.Module:
+    """Fully connected layers with ReLU.
+
+    Args:
+        input_shape: shape of one record.
+        n_classes: number of outputs.
+        hidden: width of the hidden layer, or the widths of several.
+    """
+    widths = [hidden] if isinstance(hidden, int) else list(hidden)
+    layers: list[nn.Module] = [nn.Flatten()]
+    width_in = math.prod(input_shape)
+    for width in widths:
+        layers += [nn.Linear(width_in, positive_int("hidden", width)), nn.ReLU()]
+        width_in = width
+    return nn.Sequential(*layers, nn.Linear(width_in, n_classes))
+
+
+def cnn(input_shape: Shape, n_classes: int) -> nn.Module:
+    """The paper's CNN for MNIST and Fashion-MNIST (its table of the model): 28,938 parameters.
+
+    Two 5x5 convolutions that keep the size, with 16 and 32 channels, each followed by ReLU and a
+    2x2 pool, then a dense layer. The table prints ReLU behind the dense layer as well; a classifier
+    trained with cross-entropy cannot use it (a class with a logit below 0 would get no gradient),
+    so the outputs here are plain logits.
+    """
+    channels, height, width = _image("cnn", input_shape, smallest=4)
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * (height // 4) * (width // 4), n_classes),
+    )
+
+
+def resnet18(
+    input_shape: Shape,
+    n_classes: int,
+    norm: str = "group",
+    groups: int = 32,
+    stem: str = "imagenet",
+) -> nn.Module:
+    """ResNet-18 with GroupNorm: 11,181,642 parameters for 3 channels and 10 classes (the paper)."""
+    channels, _, _ = _image("resnet18", input_shape)
+    return ResNet((2, 2, 2, 2), channels, n_classes, norm=norm, groups=groups, stem=stem)
+
+
+def resnet34(
+    input_shape: Shape,
+    n_classes: int,
+    norm: str = "none",
+    groups: int = 32,
+    stem: str = "imagenet",
+) -> nn.Module:
+    """ResNet-34 without normalisation: 21,272,778 parameters for 3 channels and 10 classes.
+
+    That is the number that the paper gives. It is the count of the 10-class network without
+    normalisation layers, although the paper trains it on the 100 classes of CIFAR-100 (for which
+    the same network has 21,318,948).
+    """
+    channels, _, _ = _image("resnet34", input_shape)
+    return ResNet((3, 4, 6, 3), channels, n_classes, norm=norm, groups=groups, stem=stem)
+
+
+_MODELS: Mapping[str, Callable[..., nn.Module]] = {
+    "softmax": softmax,
+    "mlp": mlp,
+    "cnn": cnn,
+    "resnet18": resnet18,
+    "resnet34": resnet34,
+}
+
+
+def model_names() -> tuple[str, ...]:
+    """The names that `make_model` knows, besides ``"package.module:function"``."""
+    return tuple(_MODELS)
+
+
+def make_model(
+    name: str, input_shape: Sequence[int], n_classes: int, seed: int, **options: object
+) -> nn.Module:
+    """Build a model whose initial parameters depend on the seed alone.
+
+    Torch's global generator is left as it was.
+
+    Args:
+        name: one of `model_names`, or ``"package.module:function"`` of your own, which is called
+            with (input_shape, n_classes, **options) and returns a module.
+        input_shape: shape of one record, such as (1, 28, 28).
+        n_classes: number of outputs.
+        seed: of the initial parameters.
+        **options: passed on to the model's function.
+
+    Raises:
+        InvalidValueError: the name or an option is unknown, or the function returns no module.
+
+    Example:
+        >>> model = make_model("cnn", (1, 28, 28), 10, seed=0)
+        >>> sum(p.numel() for p in model.parameters())
+        28938
+    """
+    shape = tuple(positive_int("input_shape", size) for size in input_shape)
+    positive_int("n_classes", n_classes)
+    factory = _factory(name)
+    try:
+        inspect.signature(factory).bind(shape, n_classes, **options)
+    except TypeError as error:
+        raise InvalidValueError(
+            "model", name, f"does not take {options or 'these'} ({error})"
+        ) from None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(non_negative_int("seed", seed))
+        model = factory(shape, n_classes, **options)
+    if not isinstance(model, nn.Module):
+        raise InvalidValueError("model", name, f"must return a torch module, not {type(model)}")
+    return model
+
+
+def _factory(name: str) -> Callable[..., object]:
+    if name in _MODELS:
+        return _MODELS[name]
+    if ":" not in name:
+        known = ", ".join(_MODELS)
+        raise InvalidValueError("model", name, f'must be one of {known}, or "package.module:name"')
+    found = load_object(name, "model")
+    if not callable(found):
+        raise InvalidValueError("model", name, "must name a function or a class")
+    return found
+
+
+def _image(model: str, shape: Shape, smallest: int = 1) -> tuple[int, int, int]:
+    if len(shape) != 3 or min(shape[1:]) < smallest:
+        raise InvalidValueError(
+            "input_shape",
+            shape,
+            f"{model} needs images (channels, height, width) of at least {smallest} x {smallest}",
+        )
+    return shape[0], shape[1], shape[2]
