@@ -70,12 +70,9 @@ def plan_clients(
     )
 
 
-Factory = Callable[..., Aggregator]
-
-
 @dataclass(frozen=True)
 class _Row:
-    factory: Factory
+    factory: Callable[..., object]
     summary: str
     adapt: Adapt = as_they_are
     private: bool = True

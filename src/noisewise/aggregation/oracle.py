@@ -13,7 +13,7 @@ __all__ = ["Oracle"]
 
 @dataclass(frozen=True)
 class Oracle:
-    """w_i ~ 1 / sigma_i^2 with the closed-form sigma_i^2 (the solution of the paper's eq. w_opt)."""
+    """w_i ~ 1 / sigma_i^2 with the closed-form sigma_i^2: the solution of the paper's eq. w_opt."""
 
     @property
     def needs(self) -> frozenset[Disclosure]:

@@ -53,7 +53,8 @@ def _principal_directions(centred: Tensor, dimension: int) -> Tensor:
     keep = values > values.max().clamp(min=0.0) * 1e-10
     order = torch.argsort(values, descending=True)
     order = order[keep[order]][:dimension]
-    return centred @ (vectors[:, order] / values[order].sqrt())
+    directions: Tensor = centred @ (vectors[:, order] / values[order].sqrt())
+    return directions
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class RobustHDP:
         return Aggregation(weighted_sum(view.updates.values, weights), weights, noise, state)
 
     def _noise(self, view: ServerView, state: State) -> tuple[NoiseEstimate, State]:
-        """This round's estimate, or the remembered one where every client has one already."""
+        """The round's estimate, or the remembered one where every client has one already."""
         ids = view.updates.ids
         known = dict(zip(state.get("ids", ()), state.get("variance", ()), strict=True))
         if self.estimate == "first" and all(client in known for client in ids):
