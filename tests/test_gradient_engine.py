@@ -14,6 +14,12 @@ from noisewise.training.engine import FastGradients, cost, make_engine
 from noisewise.training.gradients import FunctionalGradients
 from noisewise.training.models import make_model
 
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
 
 

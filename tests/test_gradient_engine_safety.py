@@ -26,6 +26,11 @@ from noisewise.training.models import make_model
 BY_NAME = {case.name: case for case in CASES}
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
 # --- models outside of the rules ----------------------------------------------------------------
 
 
@@ -220,10 +225,16 @@ def test_a_theta_of_the_wrong_size_is_named() -> None:
 # --- hostile records ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["mlp", "conv 3x3", "conv stride", "group norm", "layer norm",
-                                  "instance norm 2d", "linear on long sequences", "shared layer",
-                                  "residual", "linear on short sequences"])  # fmt: skip
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+PLAIN = ["mlp", "conv 3x3", "conv stride", "shared layer", "linear on long sequences",
+         "linear on short sequences"]  # fmt: skip
+WITH_NORM = ["group norm", "layer norm", "instance norm 2d", "residual"]
+# 1e30 overflows on its way; norm layers do that in one layout and not in the other, so not there
+HOSTILE = [(name, value) for name in PLAIN + WITH_NORM for value in (torch.nan, torch.inf)] + [
+    (name, 1e30) for name in PLAIN
+]
+
+
+@pytest.mark.parametrize(("name", "value"), HOSTILE)
 @pytest.mark.parametrize("clip_norm", [0.3, None])
 def test_a_record_without_a_finite_gradient_contributes_nothing(
     name: str, value: float, clip_norm: float | None
@@ -235,8 +246,6 @@ def test_a_record_without_a_finite_gradient_contributes_nothing(
     good = [0, 2, 3, 5]
     inputs[[1, 4]] = value
     inputs[1].flatten()[0] = 1.0
-    if value == 1e30 and ("norm" in name or name == "residual"):
-        pytest.skip("torch's kernels overflow in different ways there")
     engine = FastGradients(model, functional.cross_entropy)
     gradients = single_gradients(model, theta, inputs, targets, functional.cross_entropy)
     finite = torch.isfinite(gradients).all(dim=1)
@@ -288,10 +297,11 @@ MODELS = {
 def worst_influence(name: str, scales: Tensor, alike: bool, dtype: torch.dtype) -> float:
     """max over records of |S(D) - S(D minus the record)| / c."""
     build, shape, tokens = MODELS[name]
-    model = build().to(dtype)
+    case = Case(name, build, shape, tokens)
+    model = case.build().to(dtype)
     theta = theta_of(model, dtype)
     n = len(scales)
-    inputs, classes = Case(name, build, shape, tokens).records(n, dtype)
+    inputs, classes = case.records(n, dtype)
     if alike:  # all gradients point one way, so that the sum is as long as it can be
         inputs, classes = inputs[:1].expand(n, *inputs.shape[1:]), classes[:1].expand(n)
     targets = torch.stack([classes.to(dtype), scales.to(dtype)], dim=1)

@@ -78,7 +78,7 @@ class FastGradients:
         total: Tensor,
     ) -> None:
         """Add `clipped_sum` to ``total`` [p] float64, which spares large models a new vector."""
-        if len(inputs) == 0:
+        if inputs.shape[0] == 0:
             return
         if self._reference is None:
             try:
@@ -122,7 +122,7 @@ class FastGradients:
     ) -> None:
         network = self._network_like(theta, inputs)
         network.load(theta)
-        parts = torch.split(total, self._sizes)
+        parts = torch.split_with_sizes(total, self._sizes)
         if clip_norm is None and self._add_unclipped(network, inputs, targets, parts):
             return
         with torch.enable_grad():

@@ -33,7 +33,7 @@ class Use(NamedTuple):
 
     def check(self, records: int, rows: int) -> None:
         """Refuse what the rules cannot see through."""
-        if rows != records or len(self.kept) != records:
+        if rows != records or self.kept.shape[0] != records:
             raise NotCoveredError(f"layer '{self.name}' does not get the {records} records first")
         if self.kept._version != self.version:
             raise NotCoveredError(f"the input of layer '{self.name}' was changed in place")
@@ -121,7 +121,7 @@ class Network:
         """The model's outputs [b, ...], with a graph; the uses of layers are recorded anew."""
         self.uses.clear()
         outputs = self._module(inputs)
-        if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != len(inputs):
+        if not isinstance(outputs, Tensor) or outputs.shape[:1] != inputs.shape[:1]:
             raise NotCoveredError("the model does not return one tensor with the records first")
         return outputs
 
@@ -143,8 +143,9 @@ class Network:
             reached = [(uses[0], weights)]  # a single layer: nothing to propagate
         else:
             reached = self._propagate(outputs, weights, uses)
+        records = outputs.shape[0]
         for use, g in reached:
-            use.check(len(outputs), len(g))
+            use.check(records, g.shape[0])
         return reached
 
     def _propagate(

@@ -134,7 +134,7 @@ class Affine:
     def add_sum(self, factors: Tensor, parts: Parts) -> None:
         """See `Piece`."""
         g = self._g.t()
-        parts[self.indices[0]].view(len(g), -1).addmm_(g * factors, self._a)
+        parts[self.indices[0]].view(g.shape[0], -1).addmm_(g * factors, self._a)
         if len(self.indices) == 2:
             parts[self.indices[1]].addmv_(g, factors)
 

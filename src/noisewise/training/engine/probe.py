@@ -7,6 +7,7 @@ from torch import Tensor
 
 from noisewise.training.engine.layers import NotCoveredError
 from noisewise.training.engine.network import Network
+from noisewise.training.torch_random import torch_seed
 
 __all__ = ["check_records_stay_apart"]
 
@@ -36,27 +37,21 @@ def check_records_stay_apart(network: Network, inputs: Tensor) -> None:
     else:
         others = rows.flip(-1) if rows.dim() > 1 else rows[[0, 2, 1]]
     others[0] = rows[0]
-    cuda = [network.device] if network.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda), torch.enable_grad():
-        torch.manual_seed(0)
+    with torch_seed(0, network.device), torch.enable_grad():
         network.randomise()
-        seen = _run(network, rows)
+        with torch_seed(1, network.device):
+            seen = [network(rows), *(use.kept for use in network.uses)]
         outputs = seen[0]
         weights = torch.zeros_like(outputs)
         weights[1] = torch.randn_like(weights[1])
         for use, gradient in network.output_gradients(outputs, weights):
             if bool(gradient[0].any()) or bool(gradient[2].any()):
                 raise NotCoveredError(f"records meet behind layer '{use.name}'")
-        again = _run(network, others)
+        with torch_seed(1, network.device):  # the same dropout
+            again = [network(others), *(use.kept for use in network.uses)]
         network.uses.clear()
     if len(again) != len(seen) or not all(map(_same, seen, again)):
         raise NotCoveredError("what a layer sees of a record depends on the other records")
-
-
-def _run(network: Network, rows: Tensor) -> list[Tensor]:
-    """The outputs, then what each layer saw; always with the same dropout."""
-    torch.manual_seed(1)
-    return [network(rows), *(use.kept for use in network.uses)]
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
