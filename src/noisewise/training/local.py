@@ -67,6 +67,7 @@ def local_update(
     positive_number("learning_rate", learning_rate)
     positive_int("physical_batch", physical_batch)
     engine = engine or FunctionalGradients(model, loss)
+    theta = theta.detach()  # or the update would drag along a graph that holds the records
     delta = torch.zeros(theta.shape, dtype=torch.float64, device=theta.device)
     cuda = [theta.device] if theta.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):  # for dropout; the caller's generator stays as it is
