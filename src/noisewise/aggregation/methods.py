@@ -57,16 +57,28 @@ def plan_clients(
     specs: Sequence[ClientSpec],
     method: Method,
     *,
-    rounds: int,
+    rounds: int | Sequence[int],
     clip_norm: float,
     accountant: str = DEFAULT_ACCOUNTANT,
 ) -> tuple[LocalPlan, ...]:
-    """The local plans of all clients under a method, in the order of ``specs``."""
-    adapted = method.adapt(specs)
+    """The local plans of all clients under a method, in the order of ``specs``.
+
+    Args:
+        specs: the clients' own settings.
+        method: decides with which budget, if any, they plan.
+        rounds: for how many rounds each budget has to last; one number or one for each client. A
+            client whose planned rounds are over does not take part any more.
+        clip_norm: c.
+        accountant: ``pld``, ``rdp`` or ``moments``.
+    """
+    lasting = [rounds] * len(specs) if isinstance(rounds, int) else list(rounds)
+    if len(lasting) != len(specs):
+        raise InvalidValueError("rounds", f"{len(lasting)} values", f"must be one or {len(specs)}")
+    pairs = list(zip(method.adapt(specs), lasting, strict=True))
     if not method.private:
-        return tuple(non_private_plan(s, rounds=rounds, accountant=accountant) for s in adapted)
+        return tuple(non_private_plan(s, rounds=r, accountant=accountant) for s, r in pairs)
     return tuple(
-        make_plan(s, rounds=rounds, clip_norm=clip_norm, accountant=accountant) for s in adapted
+        make_plan(s, rounds=r, clip_norm=clip_norm, accountant=accountant) for s, r in pairs
     )
 
 
