@@ -14,6 +14,8 @@ from noisewise.aggregation.robust_hdp import RobustHDP
 from noisewise.aggregation.weighted import ExampleWeighted, WeiAvg
 from noisewise.data.specs import ClientSpec
 from noisewise.errors import InvalidValueError
+from noisewise.noise.estimate import Estimator
+from noisewise.noise.table import make_estimator
 from noisewise.plugins import load_object
 from noisewise.privacy.accounting import DEFAULT_ACCOUNTANT
 from noisewise.privacy.plan import LocalPlan, make_plan, non_private_plan
@@ -82,8 +84,16 @@ def plan_clients(
     )
 
 
+def _robust_hdp(estimator: str | Estimator = "pcp", **options: Any) -> RobustHDP:
+    """RobustHDP whose estimator may be given by name, as configs do."""
+    made = make_estimator(estimator) if isinstance(estimator, str) else estimator
+    return RobustHDP(made, **options)
+
+
 @dataclass(frozen=True)
 class _Row:
+    """One line of the table of methods."""
+
     factory: Callable[..., object]
     summary: str
     adapt: Adapt = as_they_are
@@ -92,7 +102,7 @@ class _Row:
 
 METHODS: Mapping[str, _Row] = MappingProxyType(
     {
-        "RobustHDP": _Row(RobustHDP, "weights from the noise that the server estimates itself"),
+        "RobustHDP": _Row(_robust_hdp, "weights from the noise that the server estimates itself"),
         "WeiAvg": _Row(WeiAvg, "weights by the epsilons that clients report"),
         "PFA": _Row(PFA, "as WeiAvg, noisy clients projected on the others' main direction"),
         "DPFedAvg": _Row(ExampleWeighted, "weights by dataset size"),
