@@ -245,7 +245,6 @@ _channel: Any = None
 def _start_worker(channel: Any) -> None:
     global _channel
     _channel = channel
-    torch.set_num_threads(1)
 
 
 def _run_in_worker(config: ExperimentConfig, job: Job, number: int, folder: Path) -> RunResult:
