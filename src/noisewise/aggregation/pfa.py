@@ -103,4 +103,4 @@ class PFA:
         projected = mean + directions @ (directions.T @ (hidden - mean))
         combined = torch.cat([seen, projected], dim=1).to(values.dtype)
         delta = weighted_sum(combined, np.concatenate([weights[public], weights[~public]]))
-        return Aggregation(delta, weights, None, state)
+        return Aggregation(delta, weights, None, state, is_weighted_sum=False)
