@@ -69,13 +69,14 @@ class FunctionalGradients:
         check_model(model)
         self.layout = ParameterLayout.of(model)
         trainable = set(self.layout.names)
-        constants = {
-            **{n: p.detach() for n, p in model.named_parameters() if n not in trainable},
-            **dict(model.named_buffers()),
-        }
+        frozen = {n: p.detach() for n, p in model.named_parameters() if n not in trainable}
+        buffers = dict(model.named_buffers())
 
         def loss_of_one(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            outputs = functional_call(model, {**parameters, **constants}, (x.unsqueeze(0),))
+            # Copies: a layer that writes to its buffers would let one record change another's
+            # gradient, and what the next client computes with the same model.
+            copies = {name: buffer.clone() for name, buffer in buffers.items()}
+            outputs = functional_call(model, {**parameters, **frozen, **copies}, (x.unsqueeze(0),))
             return loss(outputs, y.unsqueeze(0))
 
         self._gradient_of_one = grad(loss_of_one)
