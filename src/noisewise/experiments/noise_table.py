@@ -100,7 +100,7 @@ def _rounded_noise_multiplier(
 def _noise_multiplier_curve(
     sample_rate: float, steps: int, delta: float
 ) -> Callable[[float], float]:
-    """z as a function of epsilon, NaN out of reach: one curve serves all clients of a batch size.
+    """The z of an epsilon, NaN out of reach: one curve serves all clients of a batch size.
 
     log z against log(epsilon - floor) is all but straight: 48 points fix epsilon(z) to 1e-3.
     """
