@@ -1,6 +1,15 @@
 """Datasets, partitions and populations: who the clients are and what they hold."""
 
-from noisewise.data.datasets import Dataset, Examples, Scaling, dataset_names, load_dataset
+from noisewise.data.datasets import (
+    Dataset,
+    DatasetStatus,
+    dataset_names,
+    get_dataset,
+    list_datasets,
+    load_dataset,
+    verify_dataset,
+)
+from noisewise.data.examples import Examples, Scaling
 from noisewise.data.partition import (
     ClientData,
     partition_dirichlet,
@@ -23,10 +32,13 @@ __all__ = [
     "ClientData",
     "ClientSpec",
     "Dataset",
+    "DatasetStatus",
     "Examples",
     "Scaling",
     "authors_population",
     "dataset_names",
+    "get_dataset",
+    "list_datasets",
     "load_dataset",
     "make_specs",
     "partition_dirichlet",
@@ -36,4 +48,5 @@ __all__ = [
     "sample_batch_sizes",
     "sample_epsilons",
     "split_dataset",
+    "verify_dataset",
 ]
