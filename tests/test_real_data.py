@@ -24,6 +24,7 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     base = tmp_path_factory.getbasetemp()
     root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     monkeypatch.setenv("NOISEWISE_CACHE", str(root / "real-data"))
+    monkeypatch.setenv("npm_config_cache", str(root / "npm-cache"))  # not what npm has by chance
     monkeypatch.delenv("NOISEWISE_DATA", raising=False)
 
 

@@ -102,13 +102,15 @@ def _decode(info: DatasetInfo, folder: Path, title: str, progress: Progress) -> 
 
 
 def _advice(info: DatasetInfo, tried: list[str]) -> str:
-    ways = " or ".join(", ".join(layout.files) for layout in info.layouts)
+    ways = [
+        ", ".join(layout.files) + (" (or each with .gz)" if layout.gzipped else "")
+        for layout in info.layouts
+    ]
     return "\n".join(
         [
             f"{info.name}: no source has it. Tried:",
-            *tried,
-            f"By hand: put {ways}",
-            f"into a folder and name that folder by {FOLDER_VARIABLE} (or the option for it).",
-            "The name may end in .gz if the file does.",
+            *(tried or ["  nothing: it has no other source than a folder of yours"]),
+            f"By hand: name a folder by {FOLDER_VARIABLE} (or the option for it) that holds",
+            *(f"  {'or ' if number else ''}{way}" for number, way in enumerate(ways)),
         ]
     )

