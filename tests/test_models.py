@@ -71,7 +71,6 @@ def test_no_layer_mixes_records(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet34"])
 def test_residual_networks_start_at_a_sane_scale(name: str) -> None:
-    """Without Fixup's start, logits of the network without normalisation are in the hundreds."""
     model = make_model(name, (3, 32, 32), 10, seed=0)
     with torch.no_grad():
         x = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
