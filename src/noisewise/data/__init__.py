@@ -1,5 +1,12 @@
 """Datasets, partitions and populations: who the clients are and what they hold."""
 
+from noisewise.data.custom import (
+    clients_from_files,
+    clients_from_torch,
+    count_classes,
+    dataset_from_arrays,
+    dataset_from_torch,
+)
 from noisewise.data.datasets import (
     Dataset,
     DatasetStatus,
@@ -22,6 +29,7 @@ from noisewise.data.populations import (
     AuthorsDraw,
     authors_population,
     make_specs,
+    population_table,
     sample_batch_sizes,
     sample_epsilons,
 )
@@ -36,6 +44,11 @@ __all__ = [
     "Examples",
     "Scaling",
     "authors_population",
+    "clients_from_files",
+    "clients_from_torch",
+    "count_classes",
+    "dataset_from_arrays",
+    "dataset_from_torch",
     "dataset_names",
     "get_dataset",
     "list_datasets",
@@ -45,6 +58,7 @@ __all__ = [
     "partition_iid",
     "partition_quantity",
     "partition_shards",
+    "population_table",
     "sample_batch_sizes",
     "sample_epsilons",
     "split_dataset",

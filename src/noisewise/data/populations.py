@@ -24,6 +24,7 @@ __all__ = [
     "Uniform",
     "authors_population",
     "make_specs",
+    "population_table",
     "sample_batch_sizes",
     "sample_epsilons",
 ]
@@ -203,6 +204,38 @@ def make_specs(
             **{field: values[number] for field, values in table.items()},
         )
         for number, client in enumerate(clients)
+    )
+
+
+def population_table(specs: Sequence[ClientSpec]) -> str:
+    """Print a population: one line for each client, ready for a terminal.
+
+    Example:
+        >>> print(population_table([ClientSpec("client-00", 2400, 32, 0.5, 1e-4)]))
+        client        N   b       q  steps  epsilon   delta
+        client-00  2400  32  0.0133     75      0.5  0.0001
+    """
+    rows = [["client", "N", "b", "q", "steps", "epsilon", "delta"]] + [
+        [
+            spec.id,
+            str(spec.n_examples),
+            str(spec.batch_size),
+            f"{spec.sample_rate:.4f}",
+            str(spec.steps_per_round),
+            f"{spec.epsilon:.4g}",
+            f"{spec.delta:.4g}",
+        ]
+        for spec in specs
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            [
+                row[0].ljust(widths[0]),
+                *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)),
+            ]
+        )
+        for row in rows
     )
 
 
