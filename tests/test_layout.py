@@ -16,7 +16,7 @@ ALLOWED = {
     "privacy": {"data"},
     "noise": set(),
     "training": {"data", "privacy"},
-    "aggregation": {"noise", "privacy"},
+    "aggregation": {"data", "noise", "privacy"},
     "federation": {"data", "privacy", "noise", "training", "aggregation"},
     "report": {"federation"},
     "experiments": set(ORDER),

@@ -1,5 +1,27 @@
 """Noise of an update: its closed form and its estimators."""
 
 from noisewise.noise.estimate import Estimator, Matrix, NoiseEstimate
+from noisewise.noise.norm import Norm
+from noisewise.noise.pcp import PCP, PCPResult, principal_component_pursuit
+from noisewise.noise.variance import (
+    aggregate_noise,
+    excess_noise,
+    gradient_noise_variance,
+    oracle_noise,
+    update_noise_variance,
+)
 
-__all__ = ["Estimator", "Matrix", "NoiseEstimate"]
+__all__ = [
+    "PCP",
+    "Estimator",
+    "Matrix",
+    "NoiseEstimate",
+    "Norm",
+    "PCPResult",
+    "aggregate_noise",
+    "excess_noise",
+    "gradient_noise_variance",
+    "oracle_noise",
+    "principal_component_pursuit",
+    "update_noise_variance",
+]

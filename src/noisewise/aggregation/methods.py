@@ -1,0 +1,146 @@
+"""`Method`: what the clients do plus what the server does, and the table of all methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from noisewise.aggregation.base import Aggregator
+from noisewise.aggregation.oracle import Oracle
+from noisewise.aggregation.pfa import PFA
+from noisewise.aggregation.robust_hdp import RobustHDP
+from noisewise.aggregation.weighted import ExampleWeighted, WeiAvg
+from noisewise.data.specs import ClientSpec
+from noisewise.errors import InvalidValueError
+from noisewise.noise.estimate import Estimator
+from noisewise.noise.table import make_estimator
+from noisewise.plugins import load_object
+from noisewise.privacy.accounting import DEFAULT_ACCOUNTANT
+from noisewise.privacy.plan import LocalPlan, make_plan, non_private_plan
+
+__all__ = ["METHODS", "Method", "make_method", "plan_clients", "smallest_epsilon"]
+
+Adapt = Callable[[Sequence[ClientSpec]], tuple[ClientSpec, ...]]
+
+
+def as_they_are(specs: Sequence[ClientSpec]) -> tuple[ClientSpec, ...]:
+    """Every client keeps its own budget."""
+    return tuple(specs)
+
+
+def smallest_epsilon(specs: Sequence[ClientSpec]) -> tuple[ClientSpec, ...]:
+    """Every client uses the smallest epsilon of all: the baseline "minimum epsilon"."""
+    least = min(spec.epsilon for spec in specs)
+    return tuple(replace(spec, epsilon=least) for spec in specs)
+
+
+@dataclass(frozen=True)
+class Method:
+    """What the clients do plus what the server does.
+
+    Attributes:
+        name: as in tables and configs.
+        aggregator: the server's part.
+        adapt: the clients' part: how their settings change before they plan.
+        private: False only for the reference without privacy, whose plans have no budget.
+        summary: one line for people.
+    """
+
+    name: str
+    aggregator: Aggregator
+    adapt: Adapt = as_they_are
+    private: bool = True
+    summary: str = ""
+
+
+def plan_clients(
+    specs: Sequence[ClientSpec],
+    method: Method,
+    *,
+    rounds: int | Sequence[int],
+    clip_norm: float,
+    accountant: str = DEFAULT_ACCOUNTANT,
+) -> tuple[LocalPlan, ...]:
+    """The local plans of all clients under a method, in the order of ``specs``.
+
+    Args:
+        specs: the clients' own settings.
+        method: decides with which budget, if any, they plan.
+        rounds: for how many rounds each budget has to last; one number or one for each client. A
+            client whose planned rounds are over does not take part any more.
+        clip_norm: c.
+        accountant: ``pld``, ``rdp`` or ``moments``.
+    """
+    lasting = [rounds] * len(specs) if isinstance(rounds, int) else list(rounds)
+    if len(lasting) != len(specs):
+        raise InvalidValueError("rounds", f"{len(lasting)} values", f"must be one or {len(specs)}")
+    pairs = list(zip(method.adapt(specs), lasting, strict=True))
+    if not method.private:
+        return tuple(non_private_plan(s, rounds=r, accountant=accountant) for s, r in pairs)
+    return tuple(
+        make_plan(s, rounds=r, clip_norm=clip_norm, accountant=accountant) for s, r in pairs
+    )
+
+
+def _robust_hdp(estimator: str | Estimator = "pcp", **options: Any) -> RobustHDP:
+    """RobustHDP whose estimator may be given by name, as configs do."""
+    made = make_estimator(estimator) if isinstance(estimator, str) else estimator
+    return RobustHDP(made, **options)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One line of the table of methods."""
+
+    factory: Callable[..., object]
+    summary: str
+    adapt: Adapt = as_they_are
+    private: bool = True
+
+
+METHODS: Mapping[str, _Row] = MappingProxyType(
+    {
+        "RobustHDP": _Row(_robust_hdp, "weights from the noise that the server estimates itself"),
+        "WeiAvg": _Row(WeiAvg, "weights by the epsilons that clients report"),
+        "PFA": _Row(PFA, "as WeiAvg, noisy clients projected on the others' main direction"),
+        "DPFedAvg": _Row(ExampleWeighted, "weights by dataset size"),
+        "MinEpsilon": _Row(
+            ExampleWeighted, "everyone uses the smallest epsilon of all", smallest_epsilon
+        ),
+        "FedAvg": _Row(ExampleWeighted, "no privacy at all: the reference", private=False),
+        "Oracle": _Row(Oracle, "weights from the true noise: out of reach, for comparison"),
+    }
+)
+"""All methods by name; `make_method` builds one."""
+
+
+def make_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
+    """A method by its name in `METHODS`, or an own aggregator as ``"package.module:name"``.
+
+    Args:
+        name: of a method, or where to import an `Aggregator` class, factory or object.
+        options: keyword arguments of the aggregator.
+
+    Example:
+        >>> make_method("RobustHDP", {"estimate": "first"}).aggregator.needs
+        frozenset()
+    """
+    row = METHODS.get(name)
+    if row is None and ":" in name:
+        found = load_object(name, "method.name")
+        factory = found if callable(found) else (lambda: found)
+        row = _Row(factory, f"own aggregator {name}")
+    if row is None:
+        known = ", ".join(METHODS)
+        raise InvalidValueError(
+            "method.name", name, f'must be one of {known}, or "package.module:name"'
+        )
+    try:
+        aggregator = row.factory(**dict(options or {}))
+    except TypeError as error:
+        raise InvalidValueError("method.options", dict(options or {}), str(error)) from error
+    if not isinstance(aggregator, Aggregator):
+        raise InvalidValueError("method.name", name, "must give an object with needs, aggregate()")
+    return Method(name, aggregator, row.adapt, row.private, row.summary)

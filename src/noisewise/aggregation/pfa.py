@@ -1,0 +1,100 @@
+"""PFA: projected federated averaging (Liu, Lou, Liu and Zhu, VLDB 2021)."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from noisewise.aggregation.base import Aggregation, Disclosure, ServerView, State, weighted_sum
+from noisewise.aggregation.weights import proportional_weights
+from noisewise.checks import positive_int
+
+__all__ = ["PFA", "public_clients"]
+
+
+def public_clients(epsilons: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Who counts as "public": the cluster of larger epsilons.
+
+    A mixture of two Gaussians is fitted to the epsilons, as the Robust-HDP authors do. With a
+    single value, or where one cluster takes everybody, all clients are public.
+
+    Args:
+        epsilons: [n] as reported.
+
+    Returns:
+        [n] mask with at least one True.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.mixture import GaussianMixture
+
+    everyone = np.ones(len(epsilons), dtype=bool)
+    if len(np.unique(epsilons)) < 2:
+        return everyone
+    column = np.asarray(epsilons, dtype=np.float64)[:, None]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        mixture = GaussianMixture(n_components=2, n_init=3, random_state=0).fit(column)
+    public = mixture.predict(column) == int(np.argmax(mixture.means_[:, 0]))
+    return public if public.any() else everyone
+
+
+def _principal_directions(centred: Tensor, dimension: int) -> Tensor:
+    """The ``dimension`` leading left singular vectors [p, k] of a tall matrix [p, m].
+
+    By the m x m Gram matrix; directions of (numerically) no energy are left out.
+    """
+    gram = centred.T @ centred
+    values, vectors = torch.linalg.eigh(gram)
+    keep = values > values.max().clamp(min=0.0) * 1e-10
+    order = torch.argsort(values, descending=True)
+    order = order[keep[order]][:dimension]
+    directions: Tensor = centred @ (vectors[:, order] / values[order].sqrt())
+    return directions
+
+
+@dataclass(frozen=True)
+class PFA:
+    """Private clients' updates are projected on the public ones' principal subspace; w ~ epsilon.
+
+    With m the mean of the public updates and V their ``dimension`` leading principal directions
+    around m, a private update d becomes m + V V^T (d - m). With a single public client there is no
+    spread around the mean, and d is projected on that client's update itself. Unlike the
+    Robust-HDP authors' code, coordinates are not scaled by their spread over the public clients:
+    with a handful of them, that spread is noise.
+
+    Args:
+        dimension: of the projection; 1 as in both papers.
+    """
+
+    dimension: int = 1
+
+    def __post_init__(self) -> None:
+        positive_int("dimension", self.dimension)
+
+    @property
+    def needs(self) -> frozenset[Disclosure]:
+        """The clients' epsilons, for clusters and weights."""
+        return frozenset({Disclosure.EPSILON})
+
+    def aggregate(self, view: ServerView, state: State) -> Aggregation:
+        """See `Aggregator`."""
+        epsilons = view.told(Disclosure.EPSILON)
+        weights = proportional_weights(epsilons)
+        public = public_clients(epsilons)
+        values = view.updates.values
+        if public.all():
+            return Aggregation(weighted_sum(values, weights), weights, None, state)
+        mask = torch.from_numpy(public).to(values.device)
+        seen, hidden = values[:, mask].double(), values[:, ~mask].double()
+        alone = seen.shape[1] == 1
+        mean = torch.zeros_like(seen) if alone else seen.mean(dim=1, keepdim=True)
+        directions = _principal_directions(seen - mean, self.dimension)
+        projected = mean + directions @ (directions.T @ (hidden - mean))
+        combined = torch.cat([seen, projected], dim=1).to(values.dtype)
+        delta = weighted_sum(combined, np.concatenate([weights[public], weights[~public]]))
+        return Aggregation(delta, weights, None, state, is_weighted_sum=False)

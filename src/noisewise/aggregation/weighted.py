@@ -1,0 +1,46 @@
+"""Averages with weights that the clients' own words decide: WeiAvg, DPFedAvg and FedAvg."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from noisewise.aggregation.base import Aggregation, Disclosure, ServerView, State, weighted_sum
+from noisewise.aggregation.weights import proportional_weights
+
+__all__ = ["ExampleWeighted", "WeiAvg"]
+
+
+def _average(view: ServerView, told: Disclosure, state: State) -> Aggregation:
+    weights = proportional_weights(view.told(told))
+    return Aggregation(weighted_sum(view.updates.values, weights), weights, None, state)
+
+
+@dataclass(frozen=True)
+class WeiAvg:
+    """w_i ~ epsilon_i (Liu et al., VLDB 2021; the paper's algorithm WeiAvg).
+
+    Believes whatever epsilon a client reports.
+    """
+
+    @property
+    def needs(self) -> frozenset[Disclosure]:
+        """The clients' epsilons."""
+        return frozenset({Disclosure.EPSILON})
+
+    def aggregate(self, view: ServerView, state: State) -> Aggregation:
+        """See `Aggregator`."""
+        return _average(view, Disclosure.EPSILON, state)
+
+
+@dataclass(frozen=True)
+class ExampleWeighted:
+    """w_i ~ N_i (McMahan et al., 2017): the server of DPFedAvg, minimum epsilon and FedAvg."""
+
+    @property
+    def needs(self) -> frozenset[Disclosure]:
+        """The clients' dataset sizes."""
+        return frozenset({Disclosure.N_EXAMPLES})
+
+    def aggregate(self, view: ServerView, state: State) -> Aggregation:
+        """See `Aggregator`."""
+        return _average(view, Disclosure.N_EXAMPLES, state)

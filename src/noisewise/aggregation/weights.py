@@ -1,0 +1,120 @@
+"""Aggregation weights: inverse variance inside a box, and proportional to a reported number."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from noisewise.errors import InvalidValueError
+
+__all__ = ["inverse_variance_weights", "proportional_weights"]
+
+
+def inverse_variance_weights(
+    variance: ArrayLike, floor: float = 0.0, cap: float = 1.0
+) -> NDArray[np.float64]:
+    """Weights with the least aggregated noise, each between ``floor`` and ``cap``.
+
+    Solves the paper's eq. w_opt with a box: min sum_i w_i^2 sigma_i^2, sum_i w_i = 1,
+    floor <= w_i <= cap. The optimum is w_i = clip(tau / sigma_i^2, floor, cap) with the tau for
+    which the sum is 1; without a box it is the paper's w_i ~ 1/sigma_i^2. (Clipping the plain
+    weights and renormalising is neither optimal nor inside the box.)
+
+    Clients with variance 0 get the limit of sigma_i^2 -> 0: they share what the floors of the
+    others leave, equally, up to the cap; if the cap leaves something over, the others share it.
+    A client with infinite variance gets the floor, unless the caps of the others force more.
+
+    Args:
+        variance: [n], sigma_i^2 >= 0, at least one of them finite.
+        floor: least weight of a client, 0 <= floor <= 1/n.
+        cap: greatest weight of a client, at least 1/n.
+
+    Returns:
+        [n] float64, summing to 1.
+
+    Examples:
+        >>> inverse_variance_weights([1.0, 4.0]).tolist()
+        [0.8, 0.2]
+        >>> inverse_variance_weights([1.0, 4.0, 4.0], cap=0.5).tolist()
+        [0.5, 0.25, 0.25]
+    """
+    v = _vector("variance", variance)
+    n = v.size
+    if np.all(np.isinf(v)):
+        raise InvalidValueError("variance", variance, "at least one must be finite")
+    if not 0 <= floor <= (1 + _ROUNDING) / n:
+        raise InvalidValueError("floor", floor, f"must be in [0, 1/n] = [0, {1 / n:g}]")
+    if not cap * n >= 1 - _ROUNDING:
+        raise InvalidValueError(
+            "cap", cap, f"must be at least 1/n = {1 / n:g}, or no weights can sum to 1"
+        )
+    weights = np.full(n, float(floor))
+    # Cheapest class first: noise-free clients, then those with noise, then the infinite ones.
+    for group in (v == 0, (v > 0) & np.isfinite(v), np.isinf(v)):
+        members = int(np.count_nonzero(group))
+        if not members:
+            continue
+        mass = 1.0 - float(np.sum(weights[~group]))
+        if mass >= members * cap:
+            weights[group] = cap
+            continue
+        noisy = group & (v > 0) & np.isfinite(v)
+        precision = np.min(v[noisy]) / v[noisy] if np.any(noisy) else np.ones(members)
+        weights[group] = _share(mass, np.maximum(precision, _TINY), floor, cap)
+        break
+    return weights
+
+
+def proportional_weights(values: ArrayLike) -> NDArray[np.float64]:
+    """Weights proportional to ``values`` ([n], >= 0): w ~ N (DPFedAvg), w ~ epsilon (WeiAvg).
+
+    Examples:
+        >>> proportional_weights([1, 3]).tolist()
+        [0.25, 0.75]
+    """
+    v = _vector("values", values)
+    largest = float(np.max(v))
+    if not 0 < largest < np.inf:
+        raise InvalidValueError("values", values, "must be finite, and at least one > 0")
+    v = v / largest  # so that the sum cannot overflow
+    return np.asarray(v / np.sum(v))
+
+
+_TINY = 1e-200  # keeps cap / precision finite
+_ROUNDING = 1e-12  # how far n * cap may miss 1: 1/n is not exact in binary
+
+
+def _share(
+    mass: float, precision: NDArray[np.float64], floor: float, cap: float
+) -> NDArray[np.float64]:
+    """clip(tau * precision, floor, cap) with the tau > 0 for which the sum is ``mass``.
+
+    The sum is non-decreasing and piecewise linear in tau with kinks where a weight leaves its floor
+    or reaches its cap: find the piece, then solve the linear equation on it exactly.
+    """
+    kinks = np.unique(np.concatenate([floor / precision, cap / precision]))
+    sums = np.clip(np.outer(kinks, precision), floor, cap).sum(axis=1)
+    i = int(np.searchsorted(sums, mass))  # sums[i-1] < mass <= sums[i]
+    if i == 0:
+        return np.full(precision.size, floor)
+    middle = 0.5 * (kinks[i - 1] + kinks[min(i, kinks.size - 1)])
+    low, high = middle * precision <= floor, middle * precision >= cap
+    free = ~(low | high)
+    rest = mass - floor * np.count_nonzero(low) - cap * np.count_nonzero(high)
+    weights = np.where(low, floor, cap)
+    if np.any(free):
+        weights[free] = precision[free] * (rest / np.sum(precision[free]))
+    return np.clip(weights, floor, cap)
+
+
+def _vector(field: str, value: ArrayLike) -> NDArray[np.float64]:
+    try:
+        v = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidValueError(field, value, "must be numbers, one for each client") from None
+    if v.ndim != 1 or v.size == 0:
+        raise InvalidValueError(field, v.shape, "must have shape [n], n >= 1")
+    if not np.all(v >= 0):
+        bad = int(np.flatnonzero(~(v >= 0))[0])
+        raise InvalidValueError(f"{field}[{bad}]", float(v[bad]), "must be a number >= 0")
+    return v

@@ -1,0 +1,171 @@
+"""Closed forms of the paper's section 'Noise level in clients' DP model updates', from scalars."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from noisewise.errors import InvalidValueError
+
+__all__ = [
+    "aggregate_noise",
+    "excess_noise",
+    "gradient_noise_variance",
+    "oracle_noise",
+    "update_noise_variance",
+]
+
+
+def gradient_noise_variance(
+    p: int,
+    clip_norm: ArrayLike,
+    noise_multiplier: ArrayLike,
+    batch_size: ArrayLike,
+    *,
+    mean_gradient_norm: ArrayLike | None = None,
+    gradient_variance: ArrayLike | None = None,
+) -> NDArray[np.float64]:
+    """Variance of one noisy batch gradient, summed over its p coordinates.
+
+    The DP part is p c^2 z^2 / b^2. What is added to it depends on the clipping (the paper has two
+    cases, and the approximation that drops the sampling part because p is large):
+
+    - neither option: the approximation of eq. var_g_effective, the DP part alone;
+    - ``mean_gradient_norm``: every sample is clipped, eq. var_g_effective,
+      (c^2 - ||G||^2) / b + p c^2 z^2 / b^2;
+    - ``gradient_variance``: no sample is clipped, eq. var_g_ineffective,
+      sigma_g^2 + p c^2 z^2 / b^2.
+
+    Args:
+        p: number of model parameters.
+        clip_norm: c, scalar or [n].
+        noise_multiplier: z, scalar or [n]; 0 stands for no DP noise.
+        batch_size: b, scalar or [n] (the expected batch: the divisor of the noisy sum).
+        mean_gradient_norm: ||G||, at most c, scalar or [n].
+        gradient_variance: sigma_g^2, the variance of the clean batch gradient, scalar or [n].
+
+    Returns:
+        sigma_g~^2, float64, of the broadcast shape of the arguments.
+
+    Examples:
+        >>> float(gradient_noise_variance(1000, 1.0, 2.0, 10))
+        40.0
+        >>> float(gradient_noise_variance(1000, 1.0, 2.0, 10, mean_gradient_norm=0.0))
+        40.1
+    """
+    if mean_gradient_norm is not None and gradient_variance is not None:
+        raise InvalidValueError(
+            "gradient_variance",
+            gradient_variance,
+            "belongs to ineffective clipping and mean_gradient_norm to effective: give one",
+        )
+    c = _numbers("clip_norm", clip_norm)
+    z = _numbers("noise_multiplier", noise_multiplier, zero=True)
+    b = _numbers("batch_size", batch_size)
+    dp = _numbers("p", p) * (c * z / b) ** 2
+    if gradient_variance is not None:
+        return np.asarray(_numbers("gradient_variance", gradient_variance, zero=True) + dp)
+    if mean_gradient_norm is None:
+        return np.asarray(dp)
+    g = _numbers("mean_gradient_norm", mean_gradient_norm, zero=True)
+    if np.any(g > c):
+        raise InvalidValueError(
+            "mean_gradient_norm", mean_gradient_norm, f"cannot exceed clip_norm = {clip_norm!r}"
+        )
+    return np.asarray((c**2 - g**2) / b + dp)
+
+
+def update_noise_variance(
+    p: int,
+    steps: ArrayLike,
+    learning_rate: ArrayLike,
+    clip_norm: ArrayLike,
+    noise_multiplier: ArrayLike,
+    batch_size: ArrayLike,
+    *,
+    mean_gradient_norm: ArrayLike | None = None,
+    gradient_variance: ArrayLike | None = None,
+) -> NDArray[np.float64]:
+    """Variance of a client's update of one round: the paper's sigma_i^2, eq. sigma_i^2.
+
+    sigma_i^2 = steps * lr^2 * sigma_g~^2 with steps = K_i ceil(N_i / b_i): the noise of every local
+    step is independent. It is the quantity that `NoiseEstimate.variance` estimates.
+
+    Args:
+        p: number of model parameters.
+        steps: local steps of one round, scalar or [n].
+        learning_rate: local step size, scalar or [n].
+        clip_norm: see `gradient_noise_variance`, as the remaining arguments.
+        noise_multiplier: z.
+        batch_size: b.
+        mean_gradient_norm: ||G||, for effective clipping with its sampling part.
+        gradient_variance: sigma_g^2, for ineffective clipping.
+
+    Returns:
+        sigma_i^2, float64, of the broadcast shape of the arguments.
+    """
+    gradient = gradient_noise_variance(
+        p,
+        clip_norm,
+        noise_multiplier,
+        batch_size,
+        mean_gradient_norm=mean_gradient_norm,
+        gradient_variance=gradient_variance,
+    )
+    rate = _numbers("learning_rate", learning_rate)
+    return np.asarray(_numbers("steps", steps) * rate**2 * gradient)
+
+
+def aggregate_noise(weights: ArrayLike, variance: ArrayLike) -> float:
+    """Noise of the weighted sum of updates, sum_i w_i^2 sigma_i^2 (objective of eq. w_opt).
+
+    Args:
+        weights: [n], as used (they need not sum to 1).
+        variance: [n], sigma_i^2; infinite where the weight is 0 is allowed.
+    """
+    w = np.asarray(weights, dtype=np.float64)
+    v = _numbers("variance", variance, zero=True, infinite=True)
+    if w.shape != v.shape or w.ndim != 1:
+        raise InvalidValueError("weights", w.shape, f"must be [n] like variance, {v.shape}")
+    used = w != 0
+    return float(np.sum(w[used] ** 2 * v[used]))
+
+
+def oracle_noise(variance: ArrayLike) -> float:
+    """The least noise that weights summing to 1 can reach, 1 / sum_i 1/sigma_i^2 (eq. w_opt).
+
+    A client without noise makes it 0.
+    """
+    v = np.atleast_1d(_numbers("variance", variance, zero=True, infinite=True))
+    if np.any(v == 0):
+        return 0.0
+    smallest = float(np.min(v))  # taken out, so that 1/v cannot overflow
+    return smallest if np.isinf(smallest) else smallest / float(np.sum(smallest / v))
+
+
+def excess_noise(weights: ArrayLike, variance: ArrayLike) -> float:
+    """`aggregate_noise` relative to `oracle_noise`: 1 is perfect.
+
+    With a noise-free client the oracle has no noise: 1 if the weights have none either, else inf.
+    """
+    noise, least = aggregate_noise(weights, variance), oracle_noise(variance)
+    if least == 0:
+        return 1.0 if noise == 0 else float("inf")
+    return noise / least
+
+
+def _numbers(
+    field: str, value: ArrayLike, *, zero: bool = False, infinite: bool = False
+) -> NDArray[np.float64]:
+    """``value`` as float64 if all of it is > 0 (>= 0 with ``zero``) and finite."""
+    allowed = f"must be {'' if infinite else 'finite and '}{'>= 0' if zero else '> 0'}"
+    try:
+        numbers = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidValueError(field, value, allowed) from None
+    good = numbers >= 0 if zero else numbers > 0
+    if not infinite:
+        good = good & np.isfinite(numbers)
+    if not np.all(good):
+        raise InvalidValueError(field, value, allowed)
+    return numbers

@@ -1,0 +1,187 @@
+"""Figures of a comparison, each saved as PNG and SVG; colours are safe for colour-blind eyes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from noisewise.federation.results import RunResult
+from noisewise.report.tables import method_rows
+
+__all__ = [
+    "accuracy_figure",
+    "budget_figure",
+    "noise_figure",
+    "save_figure",
+    "weights_figure",
+]
+
+# Okabe and Ito's palette; the oracle and the non-private reference are grey and black.
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8C6D31")
+_REFERENCE = {"Oracle": "#777777", "FedAvg": "#000000"}
+
+
+def _methods(results: Sequence[RunResult]) -> dict[str, list[RunResult]]:
+    grouped: dict[str, list[RunResult]] = {}
+    for result in results:
+        grouped.setdefault(result.method, []).append(result)
+    return grouped
+
+
+def _colours(methods: Sequence[str]) -> dict[str, str]:
+    own = [method for method in methods if method not in _REFERENCE]
+    palette = {method: _COLOURS[k % len(_COLOURS)] for k, method in enumerate(own)}
+    return palette | {m: c for m, c in _REFERENCE.items() if m in methods}
+
+
+def _axes(width: float = 8.0, height: float = 4.5) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _spread_labels(
+    axes: Axes, ends: Mapping[str, tuple[float, float]], colours: Mapping[str, str]
+) -> None:
+    """Write each line's name at its end, moved apart where they would collide."""
+    low, high = axes.get_ylim()
+    gap = (high - low) * 0.052
+    placed = -math.inf
+    for name, (x, y) in sorted(ends.items(), key=lambda item: item[1][1]):
+        placed = max(y, placed + gap)
+        axes.annotate(
+            name,
+            xy=(x, y),
+            xytext=(x * 1.02, placed),
+            color=colours[name],
+            va="center",
+            fontsize=9,
+            annotation_clip=False,
+        )
+
+
+def accuracy_figure(results: Sequence[RunResult]) -> Figure:
+    """Mean held-out accuracy over rounds, one line a method, with the range over seeds."""
+    figure, axes = _axes()
+    grouped = _methods(results)
+    colours = _colours(list(grouped))
+    ends = {}
+    for method, runs in grouped.items():
+        curves = [
+            {r.round: 100 * r.mean_accuracy for r in run.rounds if r.accuracy is not None}
+            for run in runs
+        ]
+        rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
+        if not rounds:
+            continue
+        values = np.array([[curve[r] for r in rounds] for curve in curves])
+        style = "--" if method in _REFERENCE else "-"
+        axes.plot(rounds, values.mean(axis=0), style, color=colours[method], lw=1.8)
+        axes.fill_between(
+            rounds, values.min(axis=0), values.max(axis=0), color=colours[method], alpha=0.13, lw=0
+        )
+        ends[method] = (rounds[-1], float(values.mean(axis=0)[-1]))
+    axes.set_xlabel("round")
+    axes.set_ylabel("accuracy on held-out records [%]")
+    axes.grid(axis="y", alpha=0.25)
+    axes.margins(x=0.01)
+    _spread_labels(axes, ends, colours)
+    seeds = max((len(runs) for runs in grouped.values()), default=0)
+    axes.set_title(f"Mean over clients; bands: range over {seeds} seed(s)", fontsize=10, loc="left")
+    return figure
+
+
+def noise_figure(results: Sequence[RunResult]) -> Figure:
+    """Accuracy against the noise of the aggregate: less noise at the same privacy is the point."""
+    figure, axes = _axes(7.0, 4.2)
+    rows = [r for r in method_rows(results) if math.isfinite(r.noise_ratio) and r.noise_ratio > 0]
+    colours = _colours([row.method for row in rows])
+    for row in rows:
+        spread = 100 * row.spread if math.isfinite(row.spread) else 0.0
+        axes.errorbar(
+            row.noise_ratio, 100 * row.accuracy, yerr=spread, fmt="o", color=colours[row.method]
+        )
+        axes.annotate(
+            row.method,
+            (row.noise_ratio, 100 * row.accuracy),
+            xytext=(7, 5),
+            textcoords="offset points",
+            color=colours[row.method],
+            fontsize=9,
+        )
+    axes.set_xscale("log")
+    axes.set_xlabel("noise in the aggregated update, relative to the oracle's (log scale)")
+    axes.set_ylabel("final accuracy [%]")
+    axes.margins(x=0.15, y=0.15)
+    axes.grid(alpha=0.25)
+    return figure
+
+
+def weights_figure(results: Sequence[RunResult]) -> Figure:
+    """Weight of each client under each method; clients sorted by the true noise of an update."""
+    figure, axes = _axes(8.5, 4.5)
+    firsts = {m: runs[0].rounds[0] for m, runs in _methods(results).items() if runs[0].rounds}
+    private = {m: r for m, r in firsts.items() if any(r.true_noise.values())}
+    colours = _colours(list(private))
+    order: list[str] = []
+    for record in private.values():
+        ranked = sorted(record.true_noise, key=lambda client: record.true_noise[client])
+        order = order or ranked
+    for method, record in private.items():
+        weights = [100 * record.weights.get(client, math.nan) for client in order]
+        reference = method in _REFERENCE
+        axes.plot(
+            range(len(order)),
+            weights,
+            "_" if reference else "o",
+            ms=16 if reference else 5,
+            mew=2.0,
+            color=colours[method],
+            label=method,
+            alpha=0.9,
+        )
+    clients = next(iter(results)).clients
+    axes.set_xticks(
+        range(len(order)),
+        [f"ε {clients[c]['epsilon']:g}\nb {clients[c]['batch_size']}" for c in order],
+        fontsize=7,
+    )
+    axes.set_xlabel("clients, from the least noisy update to the noisiest (epsilon, batch size)")
+    axes.set_ylabel("aggregation weight in round 1 [%]")
+    axes.grid(axis="y", alpha=0.25)
+    axes.legend(frameon=False, fontsize=9, ncols=2)
+    return figure
+
+
+def budget_figure(result: RunResult) -> Figure:
+    """Epsilon that each client spent, beside its budget."""
+    figure, axes = _axes(8.0, 4.0)
+    ids = list(result.clients)
+    planned = [result.clients[client]["planned_epsilon"] or math.nan for client in ids]
+    spent = [result.epsilon_spent.get(client) or math.nan for client in ids]
+    places = np.arange(len(ids))
+    axes.bar(places, planned, color="#DDDDDD", width=0.8, label="budget")
+    axes.bar(places, spent, color=_COLOURS[0], width=0.45, label="spent")
+    axes.set_yscale("log")
+    axes.set_xticks(places, ids, rotation=60, ha="right", fontsize=7)
+    axes.set_ylabel(f"epsilon at the client's delta ({result.settings['accountant']})")
+    axes.set_title(f"{result.method}, after {len(result.rounds)} rounds", fontsize=10, loc="left")
+    axes.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
+    """Write ``name.png`` and ``name.svg``; the same figure gives the same bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    png, svg = folder / f"{name}.png", folder / f"{name}.svg"
+    figure.savefig(png, dpi=150)
+    figure.savefig(svg, metadata={"Date": None})
+    return png, svg

@@ -1,0 +1,212 @@
+"""Principal component pursuit: the optimum against a slow reference, and degenerate matrices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from matrices import planted
+from numpy.typing import NDArray
+
+from noisewise.errors import InvalidValueError, UpdateError
+from noisewise.noise.estimate import Estimator
+from noisewise.noise.norm import Norm
+from noisewise.noise.pcp import PCP, principal_component_pursuit
+
+
+@dataclass(frozen=True)
+class Reference:
+    objective: float
+    energy: NDArray[np.float64]
+
+
+def reference(M: np.ndarray, *, sign: float = 1.0, iterations: int = 1500) -> Reference:
+    """The algorithm as printed by Candes et al.: a full SVD each time, float64, mu as given.
+
+    ``sign`` = -1 is the slip of the paper's print.
+    """
+    M = M.astype(np.float64)
+    p, n = M.shape
+    lam, mu = 1 / np.sqrt(max(p, n)), 0.1 * p * n / (4 * np.abs(M).sum())
+    S, Y = np.zeros_like(M), np.zeros_like(M)
+    for _ in range(iterations):
+        u, s, vt = np.linalg.svd(M - S + sign * Y / mu, full_matrices=False)
+        L = (u * np.maximum(s - 1 / mu, 0)) @ vt
+        X = M - L + Y / mu
+        S = np.sign(X) * np.maximum(np.abs(X) - lam / mu, 0)
+        Y = Y + mu * (M - L - S)
+    nuclear = np.linalg.svd(L, compute_uv=False).sum()
+    return Reference(nuclear + lam * np.abs(M - L).sum(), np.sum(S**2, axis=0))
+
+
+CASES = {
+    "noise": planted(600, 8, rank=0),
+    "signal": planted(900, 10, rank=2, signal=2.0),
+    "wide": planted(6, 12, rank=1),
+    "one": planted(300, 1, rank=1),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_optimum_against_reference(case: str) -> None:
+    M = CASES[case].updates
+    slow = reference(M)
+    fast = principal_component_pursuit(M)
+    assert fast.converged
+    assert fast.residual <= 2e-6
+    assert fast.objective == pytest.approx(slow.objective, rel=1e-4)
+    assert fast.energy == pytest.approx(slow.energy, rel=1e-3, abs=1e-6 * slow.energy.sum())
+
+
+def test_reference_has_power() -> None:
+    M = CASES["signal"].updates
+    right = principal_component_pursuit(M)
+    wrong = reference(M, sign=-1.0, iterations=300)
+    assert abs(wrong.objective / right.objective - 1) > 1e-3 or np.any(
+        np.abs(wrong.energy / right.energy - 1) > 0.01
+    )
+    early = principal_component_pursuit(M, max_iterations=10)
+    assert not early.converged
+    assert early.objective > right.objective * (1 + 1e-4)
+
+
+def test_gap_is_a_certificate() -> None:
+    M = CASES["signal"].updates
+    best = reference(M).objective
+    for iterations in (10, 30, 60, 100):
+        result = principal_component_pursuit(M, max_iterations=iterations)
+        assert result.objective >= best * (1 - 1e-6)
+        assert result.objective * (1 - result.gap) <= best * (1 + 1e-6)
+
+
+def test_parts_add_up() -> None:
+    M = planted(4000, 40).updates  # above the size that is solved in float64
+    result = principal_component_pursuit(M, keep_parts=True)
+    L, S = result.low_rank, result.sparse
+    assert L is not None
+    assert S is not None
+    assert L.dtype == np.float32
+    assert np.linalg.norm(M - L - S) <= 2e-6 * np.linalg.norm(M)
+    assert result.energy == pytest.approx(np.sum(S.astype(float) ** 2, axis=0), rel=1e-5)
+    values = np.linalg.svd(L.astype(float), compute_uv=False)
+    assert result.singular_values == pytest.approx(values, abs=1e-5 * values[0])
+    assert result.rank == np.sum(values > 1e-5 * values[0]) < 40
+
+
+def test_float32_finds_the_optimum_of_float64() -> None:
+    M = planted(9000, 16, signal=2.0).updates
+    single = principal_component_pursuit(M)
+    double = principal_component_pursuit(M.astype(np.float64))
+    assert single.objective == pytest.approx(double.objective, rel=1e-5)
+    assert single.energy == pytest.approx(double.energy, rel=1e-4)
+
+
+def test_ranks_clients_by_their_noise() -> None:
+    case = planted(3000, 16, rank=1, signal=0.3)
+    estimate = PCP().estimate(case.updates)
+    ratio = estimate.variance / case.variance
+    assert estimate.converged
+    assert np.std(ratio) / np.mean(ratio) < 0.2
+    swapped = estimate.variance[[1, 0, *range(2, 16)]] / case.variance
+    assert np.std(swapped) / np.mean(swapped) > 0.2
+
+
+@pytest.mark.parametrize("estimator", [PCP(), Norm()], ids=lambda e: e.name)
+class TestContract:
+    M = planted(500, 6, signal=1.0).updates
+
+    def test_is_an_estimator(self, estimator: Estimator) -> None:
+        assert isinstance(estimator, Estimator)
+        assert estimator.estimate(self.M).method == estimator.name
+
+    def test_permutation(self, estimator: Estimator) -> None:
+        order = [3, 0, 5, 1, 4, 2]
+        got = estimator.estimate(self.M[:, order]).variance
+        assert got == pytest.approx(estimator.estimate(self.M).variance[order], rel=1e-4)
+
+    @pytest.mark.parametrize("factor", [1e-12, 1e-3, 1e10])
+    def test_scaling(self, estimator: Estimator, factor: float) -> None:
+        got = estimator.estimate(self.M * np.float32(factor)).variance
+        assert got == pytest.approx(estimator.estimate(self.M).variance * factor**2, rel=1e-4)
+
+    def test_input_not_mutated(self, estimator: Estimator) -> None:
+        for dtype in (np.float32, np.float64):
+            M = self.M.astype(dtype)
+            estimator.estimate(M)
+            assert np.array_equal(M, self.M.astype(dtype))
+
+    def test_types_of_input(self, estimator: Estimator) -> None:
+        expected = estimator.estimate(self.M).variance
+        for M in (
+            torch.from_numpy(self.M.copy()),
+            torch.from_numpy(self.M.copy()).requires_grad_(),
+            np.asfortranarray(self.M),
+            self.M.astype(np.float64),
+            np.repeat(self.M, 2, axis=1)[:, ::2],
+        ):
+            assert estimator.estimate(M).variance == pytest.approx(expected, rel=1e-4)
+        assert estimator.estimate(self.M).variance.dtype == np.float64
+
+    def test_zero_column(self, estimator: Estimator) -> None:
+        M = self.M.copy()
+        M[:, 2] = 0
+        variance = estimator.estimate(M).variance
+        assert variance[2] == 0
+        assert np.all(np.delete(variance, 2) > 0)
+
+    def test_all_zero(self, estimator: Estimator) -> None:
+        assert np.array_equal(estimator.estimate(np.zeros((5, 3))).variance, np.zeros(3))
+
+    def test_duplicate_columns_get_the_same(self, estimator: Estimator) -> None:
+        M = self.M[:, [0, 1, 2, 0, 3]]
+        variance = estimator.estimate(M).variance
+        assert variance[0] == pytest.approx(variance[3], rel=1e-5)
+
+    @pytest.mark.parametrize("shape", [(40, 1), (1, 1), (1, 5), (3, 8)])
+    def test_small_shapes(self, estimator: Estimator, shape: tuple[int, int]) -> None:
+        M = np.random.default_rng(0).normal(size=shape)
+        variance = estimator.estimate(M).variance
+        assert variance.shape == shape[1:]
+        assert np.all(np.isfinite(variance))
+        assert np.all(variance >= 0)
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+    def test_not_finite_names_the_column(self, estimator: Estimator, bad: float) -> None:
+        M = self.M.copy()
+        M[7, 4] = bad
+        with pytest.raises(UpdateError, match=r"column\(s\) 4"):
+            estimator.estimate(M)
+
+    @pytest.mark.parametrize("M", [np.zeros(4), np.zeros((0, 3)), np.zeros((3, 0))])
+    def test_not_a_matrix(self, estimator: Estimator, M: np.ndarray) -> None:
+        with pytest.raises(UpdateError, match="shape"):
+            estimator.estimate(M)
+
+
+def test_identical_columns_are_treated_alike() -> None:
+    column = np.random.default_rng(3).normal(size=(200, 1))
+    estimate = PCP().estimate(np.repeat(column, 5, axis=1))
+    assert estimate.converged
+    assert estimate.variance == pytest.approx(np.full(5, estimate.variance[0]), rel=1e-6)
+
+
+def test_constant_columns_have_no_noise() -> None:
+    for M in (np.ones((200, 5)), np.outer(np.ones(50), [1.0, 2.0, -3.0])):
+        estimate = PCP().estimate(M)
+        assert estimate.converged
+        assert np.array_equal(estimate.variance, np.zeros(M.shape[1]))
+
+
+def test_stopping_early_is_said() -> None:
+    estimate = PCP(max_iterations=3).estimate(planted(300, 5).updates)
+    assert not estimate.converged
+    assert "max_iterations" in estimate.details["reason"]
+
+
+def test_bad_options_are_named() -> None:
+    with pytest.raises(InvalidValueError, match="tolerance"):
+        principal_component_pursuit(np.ones((3, 2)), tolerance=0.0)
+    with pytest.raises(InvalidValueError, match="max_iterations"):
+        principal_component_pursuit(np.ones((3, 2)), max_iterations=0)
