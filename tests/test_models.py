@@ -134,6 +134,15 @@ def test_own_function_by_name(own_module: str) -> None:
         assert torch.equal(one, two)
 
 
+def test_own_function_itself() -> None:
+    def make(input_shape: tuple[int, ...], n_classes: int, bias: bool = True) -> nn.Module:
+        return nn.Linear(input_shape[0], n_classes, bias=bias)
+
+    models = [make_model(make, (4,), 3, seed=7, bias=False) for _ in range(2)]
+    assert count(models[0]) == 12
+    assert torch.equal(models[0].weight, models[1].weight)
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "options", "field"),
     [

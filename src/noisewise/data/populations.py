@@ -174,6 +174,7 @@ def make_specs(
     batch_sizes: int | Sequence[int],
     delta: float | Sequence[float],
     local_epochs: int | Sequence[int] = 1,
+    ids: Sequence[str] | None = None,
 ) -> tuple[ClientSpec, ...]:
     """Make one `ClientSpec` for each client; N_i is the number of its training records.
 
@@ -185,12 +186,16 @@ def make_specs(
         batch_sizes: expected batches.
         delta: delta of the budgets.
         local_epochs: passes over the data in a round.
+        ids: names of the clients; None for ``client-00``, ``client-01``, ...
 
     Returns:
-        Specs with the ids ``client-00``, ``client-01``, ...
+        The specs, in the order of ``clients``.
     """
     n = positive_int("number of clients", len(clients))
     width = max(2, len(str(n - 1)))
+    names = [f"client-{number:0{width}d}" for number in range(n)] if ids is None else list(ids)
+    if len(names) != n or len(set(names)) != n:
+        raise InvalidValueError("ids", names, f"must be {n} different names")
     table = {
         "epsilon": _spread("epsilons", epsilons, n),
         "batch_size": _spread("batch_sizes", batch_sizes, n),
@@ -199,7 +204,7 @@ def make_specs(
     }
     return tuple(
         ClientSpec(
-            id=f"client-{number:0{width}d}",
+            id=names[number],
             n_examples=len(client.train),
             **{field: values[number] for field, values in table.items()},
         )
