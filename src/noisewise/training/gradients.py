@@ -52,10 +52,9 @@ def clip_factors(squared_norms: Tensor, clip_norm: float | None) -> Tensor:
 
     Source: the paper's clip(v, c), text after eq. noisy_sg.
     """
-    norms = squared_norms.sqrt()
     limit = torch.inf if clip_norm is None else clip_norm
-    factors = (limit / norms).clamp(max=1.0)
-    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
+    # 1/inf is 0; nan, and the inf * 0 of no limit, become 0; 1/0 is inf, which becomes 1
+    return squared_norms.rsqrt().mul_(limit).clamp_(max=1.0).nan_to_num_(nan=0.0)
 
 
 class FunctionalGradients:
