@@ -13,23 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from noisewise import __version__
-from noisewise.aggregation.methods import METHODS, make_method
-from noisewise.aggregation.readers import read_updates
-from noisewise.aggregation.weights import inverse_variance_weights
-from noisewise.data.specs import ClientSpec
-from noisewise.display import comparison_display, run_display
 from noisewise.errors import InvalidValueError, NoisewiseError
-from noisewise.experiments.config import dump_config, load_config
-from noisewise.experiments.runner import Job, compare, comparison_jobs, run, warm_up
-from noisewise.federation.results import to_json
-from noisewise.federation.rounds import plan_noise
-from noisewise.noise.table import ESTIMATORS, make_estimator
-from noisewise.privacy.accounting import ACCOUNTANTS
-from noisewise.privacy.plan import epsilon_spent, make_plan
-from noisewise.report.comparison import write_comparison
-from noisewise.report.explain import explain
-from noisewise.report.tables import as_text, method_rows
-from noisewise.storage import write_atomic
+
+# Commands import what they call when they are called: torch alone takes a second, and `--help`
+# or a mistyped option should not have to wait for it.
 
 app = typer.Typer(
     name="noisewise",
@@ -110,6 +97,13 @@ def run_command(
 
       noisewise run configs/demo.toml --method WeiAvg --seed 3 --set training.rounds=10
     """
+    from noisewise.display import run_display
+    from noisewise.experiments.config import dump_config, load_config
+    from noisewise.experiments.runner import Job, comparison_jobs, run
+    from noisewise.federation.results import to_json
+    from noisewise.report.tables import as_text, method_rows
+    from noisewise.storage import write_atomic
+
     wanted = load_config(config, _overrides(settings))
     chosen = wanted.method
     if method is not None:
@@ -151,6 +145,13 @@ def compare_command(
 
       noisewise compare configs/demo.toml --methods RobustHDP,WeiAvg --seeds 5
     """
+    from noisewise.display import comparison_display
+    from noisewise.experiments.config import load_config
+    from noisewise.experiments.runner import compare, comparison_jobs, warm_up
+    from noisewise.report.comparison import write_comparison
+    from noisewise.report.explain import explain
+    from noisewise.report.tables import as_text, method_rows
+
     wanted = load_config(config, _overrides(settings))
     names = (
         None if methods is None else [name.strip() for name in methods.split(",") if name.strip()]
@@ -187,7 +188,7 @@ def plan_command(
     clip: Annotated[float, typer.Option(help="Clipping norm c.")] = 3.0,
     learning_rate: Annotated[float, typer.Option(help="Local rate, for sigma^2 only.")] = 0.01,
     parameters: Annotated[int, typer.Option(help="Model size p, for sigma^2 only.")] = 28938,
-    accountant: Annotated[str, typer.Option(help=f"One of {', '.join(ACCOUNTANTS)}.")] = "pld",
+    accountant: Annotated[str, typer.Option(help="One of pld, rdp, moments.")] = "pld",
     as_json: AsJson = False,
 ) -> None:
     """Say how much noise a client needs for its budget.
@@ -195,6 +196,10 @@ def plan_command(
     Example:
       noisewise plan --epsilon 0.5 --delta 1e-4 --examples 2400 --batch-size 32 --rounds 200
     """
+    from noisewise.data.specs import ClientSpec
+    from noisewise.federation.rounds import plan_noise
+    from noisewise.privacy.plan import epsilon_spent, make_plan
+
     spec = ClientSpec("this-site", examples, batch_size, epsilon, delta, local_epochs)
     plan = make_plan(spec, rounds=rounds, clip_norm=clip, accountant=accountant)
     answer = {
@@ -227,7 +232,7 @@ def plan_command(
 def estimate_command(
     file: Annotated[Path, typer.Argument(help="npz or safetensors, one array `updates`, p x n.")],
     estimator: Annotated[
-        str, typer.Option(help=f"One of {', '.join(ESTIMATORS)}, or package.module:name.")
+        str, typer.Option(help="pcp, norm, or your own as package.module:name.")
     ] = "pcp",
     as_json: AsJson = False,
 ) -> None:
@@ -236,6 +241,11 @@ def estimate_command(
     Example:
       noisewise estimate updates.npz --estimator pcp --json
     """
+    from noisewise.aggregation.readers import read_updates
+    from noisewise.aggregation.weights import inverse_variance_weights
+    from noisewise.federation.results import to_json
+    from noisewise.noise.table import make_estimator
+
     noise = make_estimator(estimator).estimate(read_updates(file))
     weights = inverse_variance_weights(noise.variance)
     if as_json:
@@ -257,6 +267,8 @@ def estimate_command(
 @app.command("methods")
 def methods_command(as_json: AsJson = False) -> None:
     """List the methods and what each server has to be told about the clients."""
+    from noisewise.aggregation.methods import METHODS, make_method
+
     methods = [make_method(name) for name in METHODS]
     needs = {m.name: sorted(need.value for need in m.aggregator.needs) for m in methods}
     if as_json:

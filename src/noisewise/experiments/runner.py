@@ -245,7 +245,6 @@ _channel: Any = None
 def _start_worker(channel: Any) -> None:
     global _channel
     _channel = channel
-    torch.set_num_threads(1)
 
 
 def _run_in_worker(config: ExperimentConfig, job: Job, number: int, folder: Path) -> RunResult:
@@ -281,15 +280,14 @@ def compare(
                 outcomes[number] = error
     else:
         outcomes = _side_by_side(config, jobs, paths, workers, on_round)
-    results = [outcome for _, outcome in sorted(outcomes.items())]
-    return Comparison(
-        tuple(outcome for outcome in results if isinstance(outcome, RunResult)),
-        {
-            jobs[number].folder_name: f"{type(outcome).__name__}: {outcome}"
-            for number, outcome in sorted(outcomes.items())
-            if isinstance(outcome, Exception)
-        },
-    )
+    results, failures = [], {}
+    for number, job in enumerate(jobs):
+        outcome = outcomes[number]
+        if isinstance(outcome, RunResult):
+            results.append(outcome)
+        else:
+            failures[f"{job.label}, seed {job.seed}"] = f"{type(outcome).__name__}: {outcome}"
+    return Comparison(tuple(results), failures)
 
 
 def _bound(on_round: OnProgress, job: Job) -> Callable[[RoundRecord], None]:

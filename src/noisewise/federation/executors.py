@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from noisewise.checks import positive_int
@@ -62,17 +63,21 @@ class Executor(Protocol):
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch on one thread, so that sums have one order and processes do not fight for cores."""
+    """Run torch and BLAS on one thread: sums have one order, and processes do not fight for cores.
+
+    On a busy machine, a second BLAS thread made a 16 x 16 eigenproblem a hundred times slower.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with threadpool_limits(1):
+            yield
     finally:
         torch.set_num_threads(before)
 
 
 class SerialExecutor:
-    """One client after the other, in this process."""
+    """One client after the other, in this process; the caller sets `one_thread`."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
@@ -84,17 +89,16 @@ class SerialExecutor:
         if member not in self._data:
             self._data[member] = to_tensors(work.clients[member].data.train, work.device)
         work.model.train()
-        with one_thread():
-            return local_update(
-                work.model,
-                theta,
-                self._data[member],
-                work.plans[member],
-                work.learning_rate,
-                work.loss,
-                SeededRandom(work.seed, round_number, work.clients[member].spec.id),
-                physical_batch=work.physical_batch,
-            ).delta
+        return local_update(
+            work.model,
+            theta,
+            self._data[member],
+            work.plans[member],
+            work.learning_rate,
+            work.loss,
+            SeededRandom(work.seed, round_number, work.clients[member].spec.id),
+            physical_batch=work.physical_batch,
+        ).delta
 
     def updates(self, theta: Tensor, round_number: int, members: Sequence[int]) -> list[Tensor]:
         """See `Executor`."""
@@ -116,6 +120,7 @@ _worker: tuple[SerialExecutor, Tensor, Tensor] | None = None
 def _start_worker(workload: Workload, theta: Tensor, results: Tensor) -> None:
     global _worker
     torch.set_num_threads(1)
+    threadpool_limits(1)
     _worker = SerialExecutor(workload), theta, results
 
 

@@ -3,6 +3,7 @@
 from noisewise.noise.estimate import Estimator, Matrix, NoiseEstimate
 from noisewise.noise.norm import Norm
 from noisewise.noise.pcp import PCP, PCPResult, principal_component_pursuit
+from noisewise.noise.table import ESTIMATORS, make_estimator
 from noisewise.noise.variance import (
     aggregate_noise,
     excess_noise,
@@ -12,6 +13,7 @@ from noisewise.noise.variance import (
 )
 
 __all__ = [
+    "ESTIMATORS",
     "PCP",
     "Estimator",
     "Matrix",
@@ -21,6 +23,7 @@ __all__ = [
     "aggregate_noise",
     "excess_noise",
     "gradient_noise_variance",
+    "make_estimator",
     "oracle_noise",
     "principal_component_pursuit",
     "update_noise_variance",

@@ -48,9 +48,9 @@ def gradient_noise_variance(
         sigma_g~^2, float64, of the broadcast shape of the arguments.
 
     Examples:
-        >>> float(gradient_noise_variance(1000, 1.0, 2.0, 10))
+        >>> round(float(gradient_noise_variance(1000, 1.0, 2.0, 10)), 6)
         40.0
-        >>> float(gradient_noise_variance(1000, 1.0, 2.0, 10, mean_gradient_norm=0.0))
+        >>> round(float(gradient_noise_variance(1000, 1.0, 2.0, 10, mean_gradient_norm=0.0)), 6)
         40.1
     """
     if mean_gradient_norm is not None and gradient_variance is not None:

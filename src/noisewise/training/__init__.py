@@ -2,6 +2,7 @@
 
 from noisewise.training.gradients import FunctionalGradients, GradientEngine, Loss
 from noisewise.training.local import LocalUpdate, TensorData, local_update
+from noisewise.training.models import make_model, model_names
 from noisewise.training.parameters import ParameterLayout, check_model
 
 __all__ = [
@@ -13,4 +14,6 @@ __all__ = [
     "TensorData",
     "check_model",
     "local_update",
+    "make_model",
+    "model_names",
 ]
