@@ -16,7 +16,6 @@ from torch import nn
 import noisewise as nw
 from noisewise.data import clients_from_files, count_classes, population_table
 
-
 EPSILONS = [2.0, 4.0, 8.0]  # one for each site, in the order of the file names
 
 
