@@ -68,7 +68,7 @@ def _outcome(rows: dict[str, MethodRow]) -> str:
         words += f", which is within the standard error of {error:.1f} points: no winner"
     if math.isfinite(best.noise_ratio) and math.isfinite(second.noise_ratio):
         words += (
-            f". Its aggregate has {best.noise_ratio:.3g} times the least possible noise, "
+            f". Its aggregate has {best.noise_ratio:.4g} times the least possible noise, "
             f"{second.method}'s {second.noise_ratio:.3g} times"
         )
     return words + "."
