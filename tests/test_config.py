@@ -53,6 +53,8 @@ def changed(path: str, value: object) -> dict[str, Any]:
         ("population.epsilon", [1.0], "one value or data.clients = 2"),
         ("population.batch_size", [8, 0], "greater than or equal to 1"),
         ("population.delta", 1.0, "less than 1"),
+        ("population.batch_size", None, "or batch_share"),
+        ("population.batch_share", 1.5, "less than or equal to 1"),
         ("data.test_fraction", 1.0, "less than 1"),
         ("compare.methods", [], "at least 1"),
         ("compare.methods", [{"name": "WeiAvg", "lr": 1}], "unknown key"),
@@ -124,6 +126,19 @@ def test_the_split_follows_the_seed_and_the_population_does_not() -> None:
     one, two = make_population(config, 0), make_population(config, 1)
     assert [c.spec.epsilon for c in one] == [c.spec.epsilon for c in two]
     assert (one[0].data.train.inputs != two[0].data.train.inputs).any()
+
+
+def test_a_batch_share_gives_everyone_the_same_number_of_steps() -> None:
+    content = copy.deepcopy(BASE)
+    content["data"] = {"name": "digits", "clients": 10, "partition": "quantity", "alpha": 3.0}
+    content["population"] = {"epsilon": 1.0, "batch_share": 0.125, "delta": 1e-3}
+    clients = make_population(parse_config(content), 0)
+    assert len({c.spec.n_examples for c in clients}) > 5
+    for client in clients:
+        assert client.spec.batch_size == max(1, round(client.spec.n_examples / 8))
+    content["population"]["batch_size"] = 8
+    with pytest.raises(InvalidValueError, match="instead of it"):
+        parse_config(content)
 
 
 def test_distributions_and_scale() -> None:

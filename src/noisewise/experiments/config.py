@@ -44,11 +44,14 @@ class PopulationConfig(_Strict):
     """The clients' own settings: one value for all, one for each, or one of the paper's draws.
 
     A distribution's name means the authors' own draw for 20, 40 or 60 clients, or with
-    ``draws = "sampled"`` a new one from ``seed``; so do the batch sizes ``"mixed"``.
+    ``draws = "sampled"`` a new one from ``seed``; so do the batch sizes ``"mixed"``. With
+    ``batch_share`` instead, each client's batch is that share of its own records, so that all take
+    the same number of local steps.
     """
 
     epsilon: Positive | list[Positive] | Distribution
-    batch_size: Count | list[Count] | Literal["mixed"]
+    batch_size: Count | list[Count] | Literal["mixed"] | None = None
+    batch_share: Share | None = None
     delta: OpenShare | list[OpenShare]
     local_epochs: Count | list[Count] = 1
     epsilon_scale: Positive = 1.0
@@ -108,6 +111,12 @@ class ExperimentConfig(_Strict):
 
     @model_validator(mode="after")
     def _lists_fit(self) -> ExperimentConfig:
+        if (self.population.batch_size is None) == (self.population.batch_share is None):
+            raise InvalidValueError(
+                "population.batch_size",
+                self.population.batch_size,
+                "must be given, or batch_share instead of it",
+            )
         n = self.data.clients
         for name in ("epsilon", "batch_size", "delta", "local_epochs", "planned_rounds"):
             values = getattr(self.population, name)

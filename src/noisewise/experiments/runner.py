@@ -98,7 +98,9 @@ def make_population(config: ExperimentConfig, seed: int) -> tuple[Client, ...]:
             if wish.draws == "authors"
             else sample_epsilons(epsilons, data.clients, wish.seed)
         )
-    if batch_sizes == "mixed":
+    if wish.batch_share is not None:
+        batch_sizes = [max(1, round(wish.batch_share * len(part.train))) for part in parts]
+    elif batch_sizes == "mixed":
         batch_sizes = (
             authors_population("Dist1", data.clients).batch_sizes
             if wish.draws == "authors"

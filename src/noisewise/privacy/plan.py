@@ -123,27 +123,30 @@ def non_private_plan(
 def epsilon_spent(plan: LocalPlan, rounds_done: int) -> float:
     """Epsilon after ``rounds_done`` rounds, at the budget's delta; inf without a budget.
 
-    Early rounds can be so private that an accountant answers 0 at this delta. What it then says at
-    a smaller delta is a positive upper bound, and we report that.
+    Early rounds can be so private that an accountant answers 0 at this delta. We then report what
+    it says of the first later round of which it says more: spending only grows with the rounds.
     """
     non_negative_int("rounds_done", rounds_done)
     if rounds_done == 0:
         return 0.0
     if plan.budget is None:
         return math.inf
-    steps, delta = rounds_done * plan.steps_per_round, plan.budget.delta
-    for tighter in (delta, delta / 10, delta / 100, delta / 1000):
+    try:
+        return _epsilon_of_rounds(plan, plan.budget, rounds_done)
+    except AccountingError:
+        if rounds_done >= plan.rounds:
+            raise
+    silent, telling = rounds_done, plan.rounds
+    while telling - silent > 1:
+        middle = (silent + telling) // 2
         try:
-            return epsilon_of(
-                plan.sample_rate, plan.noise_multiplier, steps, tighter, plan.accountant
-            )
+            _epsilon_of_rounds(plan, plan.budget, middle)
+            telling = middle
         except AccountingError:
-            continue
-    # Spending grows with the rounds, so the whole plan's epsilon bounds any part of it.
-    return epsilon_of(
-        plan.sample_rate,
-        plan.noise_multiplier,
-        max(plan.rounds, rounds_done) * plan.steps_per_round,
-        delta,
-        plan.accountant,
-    )
+            silent = middle
+    return _epsilon_of_rounds(plan, plan.budget, telling)
+
+
+def _epsilon_of_rounds(plan: LocalPlan, budget: PrivacyBudget, rounds: int) -> float:
+    steps = rounds * plan.steps_per_round
+    return epsilon_of(plan.sample_rate, plan.noise_multiplier, steps, budget.delta, plan.accountant)

@@ -1,11 +1,13 @@
 """Models, per-sample gradients and local DP-SGD."""
 
+from noisewise.training.engine import FastGradients, make_engine
 from noisewise.training.gradients import FunctionalGradients, GradientEngine, Loss
 from noisewise.training.local import LocalUpdate, TensorData, local_update
 from noisewise.training.models import make_model, model_names
 from noisewise.training.parameters import ParameterLayout, check_model
 
 __all__ = [
+    "FastGradients",
     "FunctionalGradients",
     "GradientEngine",
     "LocalUpdate",
@@ -14,6 +16,7 @@ __all__ = [
     "TensorData",
     "check_model",
     "local_update",
+    "make_engine",
     "make_model",
     "model_names",
 ]

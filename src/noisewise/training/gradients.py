@@ -52,10 +52,9 @@ def clip_factors(squared_norms: Tensor, clip_norm: float | None) -> Tensor:
 
     Source: the paper's clip(v, c), text after eq. noisy_sg.
     """
-    norms = squared_norms.sqrt()
     limit = torch.inf if clip_norm is None else clip_norm
-    factors = (limit / norms).clamp(max=1.0)
-    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
+    # 1/inf is 0; nan, and the inf * 0 of no limit, become 0; 1/0 is inf, which becomes 1
+    return squared_norms.rsqrt().mul_(limit).clamp_(max=1.0).nan_to_num_(nan=0.0)
 
 
 class FunctionalGradients:
@@ -69,13 +68,14 @@ class FunctionalGradients:
         check_model(model)
         self.layout = ParameterLayout.of(model)
         trainable = set(self.layout.names)
-        constants = {
-            **{n: p.detach() for n, p in model.named_parameters() if n not in trainable},
-            **dict(model.named_buffers()),
-        }
+        frozen = {n: p.detach() for n, p in model.named_parameters() if n not in trainable}
+        buffers = dict(model.named_buffers())
 
         def loss_of_one(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            outputs = functional_call(model, {**parameters, **constants}, (x.unsqueeze(0),))
+            # Copies: a layer that writes to its buffers would let one record change another's
+            # gradient, and what the next client computes with the same model.
+            copies = {name: buffer.clone() for name, buffer in buffers.items()}
+            outputs = functional_call(model, {**parameters, **frozen, **copies}, (x.unsqueeze(0),))
             return loss(outputs, y.unsqueeze(0))
 
         self._gradient_of_one = grad(loss_of_one)

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from noisewise.checks import positive_int, positive_number
 from noisewise.privacy.plan import LocalPlan
 from noisewise.randomness import RandomSource
-from noisewise.training.gradients import FunctionalGradients, GradientEngine, Loss
+from noisewise.training.engine import FastGradients, make_engine
+from noisewise.training.gradients import GradientEngine, Loss
+from noisewise.training.torch_random import torch_seed
 
 __all__ = ["LocalUpdate", "TensorData", "local_update"]
 
@@ -62,23 +64,30 @@ def local_update(
         loss: mean loss of a batch.
         rng: sampling and noise.
         physical_batch: gradients held in memory at once; changes nothing but rounding.
-        engine: computes clipped sums; the reference engine by default.
+        engine: computes clipped sums; `make_engine` by default. Handing over the same one in every
+            round spares its preparation.
     """
     positive_number("learning_rate", learning_rate)
     positive_int("physical_batch", physical_batch)
-    engine = engine or FunctionalGradients(model, loss)
-    delta = torch.zeros(theta.shape, dtype=torch.float64, device=theta.device)
-    cuda = [theta.device] if theta.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):  # for dropout; the caller's generator stays as it is
-        torch.manual_seed(rng.model_seed())
+    engine = engine or make_engine(model, loss)
+    theta = theta.detach()  # or the update would drag along a graph that holds the records
+    step_size = learning_rate / plan.expected_batch
+    # All vectors are made once: a large model would spend more on fresh memory than on the sums.
+    start = theta.double()
+    delta, total, point = (torch.zeros_like(start) for _ in range(3))
+    current = theta.clone()
+    with torch_seed(rng.model_seed(), theta.device):  # for dropout
         for step in range(plan.steps_per_round):
-            current = (theta.double() + delta).to(theta.dtype)
-            total = _noisy_sum(engine, current, data, plan, rng, step, physical_batch)
-            delta -= learning_rate / plan.expected_batch * total
+            if step > 0:
+                torch.add(start, delta, out=point)
+                current.copy_(point)
+                total.zero_()
+            _add_noisy_sum(engine, current, data, plan, rng, step, physical_batch, total)
+            delta.add_(total, alpha=-step_size)
     return LocalUpdate(delta.to(theta.dtype))
 
 
-def _noisy_sum(
+def _add_noisy_sum(
     engine: GradientEngine,
     theta: Tensor,
     data: TensorData,
@@ -86,15 +95,18 @@ def _noisy_sum(
     rng: RandomSource,
     step: int,
     physical_batch: int,
-) -> Tensor:
-    """Clipped gradients of one Poisson sample, summed over physical batches, plus noise: [p]."""
+    total: Tensor,
+) -> None:
+    """Add one Poisson sample's clipped gradients, by physical batches, and noise to total [p]."""
     index = torch.from_numpy(rng.poisson_sample(step, len(data), plan.sample_rate))
     index = index.to(data.inputs.device)
-    total = torch.zeros(theta.shape, dtype=torch.float64, device=theta.device)
     for start in range(0, len(index), physical_batch):
         part = index[start : start + physical_batch]
-        total += engine.clipped_sum(theta, data.inputs[part], data.targets[part], plan.clip_norm)
+        inputs, targets = data.inputs.index_select(0, part), data.targets.index_select(0, part)
+        if isinstance(engine, FastGradients):
+            engine.add_clipped_sum(theta, inputs, targets, plan.clip_norm, total)
+        else:
+            total += engine.clipped_sum(theta, inputs, targets, plan.clip_norm)
     if plan.is_private:
         noise = torch.from_numpy(rng.normal(step, len(theta))).to(theta.device)
-        total += plan.noise_std * noise
-    return total
+        total.add_(noise, alpha=plan.noise_std)

@@ -1,0 +1,168 @@
+"""The fast engine: exact per-sample clipping without a torch.func pass over every record."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import torch
+from torch import Tensor, nn
+
+from noisewise.training.engine.layers import NotCoveredError
+from noisewise.training.engine.loss_gradients import loss_gradients
+from noisewise.training.engine.memory import keep_freed_memory
+from noisewise.training.engine.network import Network, Use
+from noisewise.training.engine.pieces import Parts, Piece, combined
+from noisewise.training.engine.probe import check_records_stay_apart
+from noisewise.training.gradients import FunctionalGradients, GradientEngine, Loss, clip_factors
+from noisewise.training.parameters import ParameterLayout, check_model
+
+__all__ = ["FastGradients", "make_engine"]
+
+_log = logging.getLogger(__name__)
+
+
+def make_engine(model: nn.Module, loss: Loss) -> GradientEngine:
+    """The engine to train with: fast where exact rules cover the model, else the reference.
+
+    An engine may be used again for later rounds of the same model and loss, by one thread at a
+    time; what it learns about the model (a few milliseconds) is then learnt once.
+
+    Raises:
+        UnsupportedModelError: the model has BatchNorm.
+    """
+    return FastGradients(model, loss)
+
+
+class FastGradients:
+    """Sums of clipped per-sample gradients from the gradients at the layers' outputs.
+
+    One forward and one backward pass give what each layer saw and the gradient at its output; no
+    gradient of a weight is computed for the batch. From these two, each layer's rule gives norms
+    and the weighted sum (see `pieces`). A model outside of the rules is handed to
+    `FunctionalGradients`, with one line in the log.
+
+    Args:
+        model: gives structure, buffers and mode, as they are now; it is copied and not changed.
+        loss: of a batch; applied to each record alone.
+
+    Attributes:
+        fallback_reason: why the reference does the work; None while it does not.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        check_model(model)
+        keep_freed_memory()
+        self.layout = ParameterLayout.of(model)
+        self.fallback_reason: str | None = None
+        self._model, self._loss = model, loss
+        self._loss_gradients = loss_gradients(loss)
+        self._sizes = list(self.layout.sizes)
+        self._network: Network | None = None
+        self._reference: FunctionalGradients | None = None
+
+    def clipped_sum(
+        self, theta: Tensor, inputs: Tensor, targets: Tensor, clip_norm: float | None
+    ) -> Tensor:
+        """See `GradientEngine`."""
+        total = torch.zeros(self.layout.size, dtype=torch.float64, device=theta.device)
+        self.add_clipped_sum(theta, inputs, targets, clip_norm, total)
+        return total
+
+    def add_clipped_sum(
+        self,
+        theta: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        clip_norm: float | None,
+        total: Tensor,
+    ) -> None:
+        """Add `clipped_sum` to ``total`` [p] float64, which spares large models a new vector."""
+        if inputs.shape[0] == 0:
+            return
+        if self._reference is None:
+            try:
+                self._add(theta, inputs, targets, clip_norm, total)
+                return
+            except NotCoveredError as reason:
+                self._fall_back(str(reason))
+        assert self._reference is not None
+        total += self._reference.clipped_sum(theta, inputs, targets, clip_norm)
+
+    def _fall_back(self, reason: str) -> None:
+        self.fallback_reason = reason
+        self._network = None
+        self._reference = FunctionalGradients(self._model, self._loss)
+        _log.warning(
+            "per-sample gradients of %s by torch.func, which is slower: %s",
+            type(self._model).__name__,
+            reason,
+        )
+
+    def _network_like(self, theta: Tensor, inputs: Tensor) -> Network:
+        known = self._network
+        if known is not None and (known.dtype, known.device) == (theta.dtype, theta.device):
+            return known
+        try:
+            network = Network(self._model, self.layout, theta, channels_last=True)
+            check_records_stay_apart(network, inputs)
+        except RuntimeError:  # x.view() of the model's own code needs the default layout
+            network = Network(self._model, self.layout, theta, channels_last=False)
+            check_records_stay_apart(network, inputs)
+        self._network = network
+        return network
+
+    def _add(
+        self,
+        theta: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        clip_norm: float | None,
+        total: Tensor,
+    ) -> None:
+        network = self._network_like(theta, inputs)
+        network.load(theta)
+        parts = torch.split_with_sizes(total, self._sizes)
+        if clip_norm is None and self._add_unclipped(network, inputs, targets, parts):
+            return
+        with torch.enable_grad():
+            outputs = network(inputs)
+        with torch.no_grad():
+            weights = self._loss_gradients(outputs.detach(), targets)
+            uses = network.output_gradients(outputs, weights)
+            pieces, norms = _gather(uses)
+            if norms is None:
+                return
+            if not math.isfinite(float(norms.sum())):
+                bad = (~torch.isfinite(norms)).nonzero()[:, 0]
+                cleared = [(use.without(bad), g.index_fill(0, bad, 0.0)) for use, g in uses]
+                pieces, norms = _gather(cleared)
+                assert norms is not None
+            factors = clip_factors(norms, clip_norm)
+            for piece in pieces:
+                piece.add_sum(factors, parts)
+
+    def _add_unclipped(
+        self, network: Network, inputs: Tensor, targets: Tensor, parts: Parts
+    ) -> bool:
+        """Add the gradients as they are, by ordinary backpropagation, if all are finite."""
+        with torch.enable_grad():
+            outputs = network(inputs)
+        weights = self._loss_gradients(outputs.detach(), targets)
+        gradients = network.batch_gradients(outputs, weights)
+        if not all(g is None or bool(torch.isfinite(g).all()) for g in gradients):
+            return False
+        for part, gradient in zip(parts, gradients, strict=True):
+            if gradient is not None:
+                part.add_(gradient.reshape(-1))
+        return True
+
+
+def _gather(uses: list[tuple[Use, Tensor]]) -> tuple[list[Piece], Tensor | None]:
+    """Per-sample gradients by parameter, and their squared norms over all parameters: [b]."""
+    pieces = combined([piece for use, g in uses for piece in use.layer.pieces(use.kept, g)])
+    norms: Tensor | None = None
+    for piece in pieces:
+        squares = piece.squared_norms()
+        norms = squares if norms is None else norms.add_(squares)
+    return pieces, norms

@@ -1,0 +1,174 @@
+"""The engine's private copy of a model, which records what its layers see."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from noisewise.training.engine.layers import Layer, NotCoveredError, Value, layer_for
+from noisewise.training.engine.rewrites import pool_before_relu
+from noisewise.training.parameters import ParameterLayout
+
+__all__ = ["Network", "Use"]
+
+
+class Use(NamedTuple):
+    """One call of a layer in one pass of the model."""
+
+    name: str
+    layer: Layer
+    kept: Tensor
+    version: int
+    edge: GradientEdge
+    is_first: bool
+
+    def without(self, records: Tensor) -> Use:
+        """The same use with zeros for some records."""
+        return self._replace(kept=self.kept.index_fill(0, records, 0))
+
+    def check(self, records: int, rows: int) -> None:
+        """Refuse what the rules cannot see through."""
+        if rows != records or self.kept.shape[0] != records:
+            raise NotCoveredError(f"layer '{self.name}' does not get the {records} records first")
+        if self.kept._version != self.version:
+            raise NotCoveredError(f"the input of layer '{self.name}' was changed in place")
+
+
+class Network:
+    """A copy of a model whose trainable parameters are views of one vector.
+
+    The copy's own parameter objects are used by nobody: each known layer runs on aliases of them.
+    So a gradient that does arrive at the parameter objects shows that the model uses a parameter
+    outside of its layer, where no rule sees it.
+
+    Args:
+        model: is copied; its structure, buffers and mode are those of this moment.
+        layout: the order of the trainable parameters.
+        like: a vector of the right dtype and device.
+        channels_last: whether convolutions work in that layout.
+
+    Raises:
+        NotCoveredError: a layer has no rule.
+    """
+
+    def __init__(
+        self, model: nn.Module, layout: ParameterLayout, like: Tensor, *, channels_last: bool
+    ) -> None:
+        self.dtype, self.device = like.dtype, like.device
+        self._layout = layout
+        try:
+            self._module = copy.deepcopy(model)
+        except Exception as error:
+            raise NotCoveredError(f"the model cannot be copied ({error})") from error
+        pool_before_relu(self._module)
+        self._flat = torch.zeros(layout.size, dtype=like.dtype, device=like.device)
+        own = dict(self._module.named_parameters())
+        self._own = [own[name] for name in layout.names]
+        self.aliases: list[Tensor] = []
+        index: dict[int, int] = {}
+        for number, (parameter, view) in enumerate(
+            zip(self._own, layout.unflatten(self._flat).values(), strict=True)
+        ):
+            parameter.data, parameter.grad = view, None
+            self.aliases.append(view.detach().requires_grad_())
+            index[id(parameter)] = number
+        self._own_edges = [get_gradient_edge(parameter) for parameter in self._own]
+        self.uses: list[Use] = []
+        for name, module in self._module.named_modules():
+            values = {
+                key: Value(self.aliases[index[id(p)]], index[id(p)])
+                if p.requires_grad
+                else Value(p.detach(), None)
+                for key, p in module._parameters.items()
+                if p is not None
+            }
+            if any(value.index is not None for value in values.values()):
+                layer = layer_for(name, module, values, channels_last)
+                module.__dict__["forward"] = self._recorded(name, layer)
+
+    def _recorded(self, name: str, layer: Layer) -> Callable[[Tensor], Tensor]:
+        uses = self.uses
+
+        def forward(input: Tensor) -> Tensor:
+            kept, out = layer.run(input)
+            node = out.grad_fn
+            if node is not None:
+                edge = GradientEdge(node, out.output_nr)
+                uses.append(Use(name, layer, kept, kept._version, edge, not input.requires_grad))
+            return out
+
+        return forward
+
+    def load(self, theta: Tensor) -> None:
+        """Set the trainable parameters to ``theta`` [p]."""
+        if theta.shape != self._flat.shape:
+            self._layout.unflatten(theta)  # raises the error that names the shapes
+        self._flat.copy_(theta)
+
+    @torch.no_grad()
+    def randomise(self) -> None:
+        """Set the parameters to random values of the usual scale, from torch's generator."""
+        for alias in self.aliases:
+            fan_in = alias[0].numel() if alias.dim() > 1 else 1
+            alias.normal_(std=fan_in**-0.5)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The model's outputs [b, ...], with a graph; the uses of layers are recorded anew."""
+        self.uses.clear()
+        outputs = self._module(inputs)
+        if not isinstance(outputs, Tensor) or outputs.shape[:1] != inputs.shape[:1]:
+            raise NotCoveredError("the model does not return one tensor with the records first")
+        return outputs
+
+    def output_gradients(self, outputs: Tensor, weights: Tensor) -> list[tuple[Use, Tensor]]:
+        """The gradient at the output of every layer that was used.
+
+        Args:
+            outputs: [b, ...] of the last call.
+            weights: gradient at the outputs.
+
+        Raises:
+            NotCoveredError: a layer does not see records first, or a parameter is used directly.
+        """
+        uses = list(self.uses)
+        self.uses.clear()
+        if not outputs.requires_grad:
+            return []
+        if len(uses) == 1 and uses[0].is_first and uses[0].edge.node is outputs.grad_fn:
+            reached = [(uses[0], weights)]  # a single layer: nothing to propagate
+        else:
+            reached = self._propagate(outputs, weights, uses)
+        records = outputs.shape[0]
+        for use, g in reached:
+            use.check(records, g.shape[0])
+        return reached
+
+    def _propagate(
+        self, outputs: Tensor, weights: Tensor, uses: list[Use]
+    ) -> list[tuple[Use, Tensor]]:
+        found: Sequence[Tensor | None] = torch.autograd.grad(
+            outputs, [*(use.edge for use in uses), *self._own_edges], weights, allow_unused=True
+        )
+        for name, gradient in zip(self._layout.names, found[len(uses) :], strict=True):
+            if gradient is not None:
+                raise NotCoveredError(f"parameter '{name}' is used outside of its layer")
+        return [(use, g) for use, g in zip(uses, found, strict=False) if g is not None]
+
+    def batch_gradients(self, outputs: Tensor, weights: Tensor) -> list[Tensor | None]:
+        """The gradient of the sum over records, by parameter, wherever it is used."""
+        self.uses.clear()
+        count = len(self.aliases)
+        if not outputs.requires_grad:
+            return [None] * count
+        found: Sequence[Tensor | None] = torch.autograd.grad(
+            outputs, [*self.aliases, *self._own], weights, allow_unused=True
+        )
+        return [
+            a if b is None else b if a is None else a + b
+            for a, b in zip(found[:count], found[count:], strict=True)
+        ]

@@ -1,0 +1,300 @@
+"""Per-sample gradients of a parameter in the cheapest form, their norms and their weighted sum.
+
+How promise 2 (leaving out one record moves the sum by at most c (1 + 1e-6)) is kept when a model
+computes in float32: each record's contribution is a fixed vector, made of that record's float32
+activations and output gradients alone. Its norm and its part in the sum are both taken in float64
+from the very same float32 numbers, so the norm that clips is the norm of what is added:
+
+* `Rows` holds the vectors themselves; norm and sum are float64 operations on them.
+* `Affine` and `Outer` never form the vectors sum_t g_t (x) a_t. They compute the norm from lengths
+  or Gram matrices and the sum as one matrix product, both in float64, where the product of two
+  float32 numbers is exact. A bound on the rounding of the Gram form is added to the norm, so that
+  cancellation between positions can make a norm too large (by far less than 1e-6 unless nearly
+  everything cancels), never too small.
+* `Lookups` sums the rows of an embedding table that a record used, in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from noisewise.training.engine.cost import prefer_ghost
+
+__all__ = ["Affine", "Lookups", "Outer", "Parts", "Piece", "Rows", "Single", "combined"]
+
+Parts = Sequence[Tensor]
+"""The flat float64 sum as one vector for each parameter."""
+
+Place = Callable[[Tensor, Tensor], None]
+"""(values, part): add values, in the order in which they were computed, to a parameter's part."""
+
+_ROUNDING = 2.0**-52
+
+
+class Piece(Protocol):
+    """The gradients of one or two parameters for each of b records."""
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """Which parameters, by number."""
+        ...
+
+    def squared_norms(self) -> Tensor:
+        """[b] float64."""
+        ...
+
+    def add_sum(self, factors: Tensor, parts: Parts) -> None:
+        """Add sum_i factors_i gradient_i, for factors [b] float64, to its parameters' parts."""
+        ...
+
+    def split(self) -> list[Single]:
+        """The same as pieces of one parameter each."""
+        ...
+
+
+class Single(Piece, Protocol):
+    """The gradients of one parameter."""
+
+    def rows(self) -> Tensor:
+        """The gradients themselves: [b, n] float64, in the parameter's own order."""
+        ...
+
+
+def _squared_lengths(values: Tensor) -> Tensor:
+    """Squared Euclidean lengths over the last dimension of float64 values."""
+    lengths: Tensor = torch.linalg.vector_norm(values, dim=-1)
+    return lengths.square_()
+
+
+class Rows:
+    """Materialised gradients.
+
+    Args:
+        index: of the parameter.
+        values: [b, n], or [blocks, b, n] if each gradient comes in blocks; held in float64.
+        place: adds a sum [n] or [blocks, n] to the parameter's part; None if the order is its own.
+    """
+
+    def __init__(self, index: int, values: Tensor, place: Place | None = None) -> None:
+        self.indices = (index,)
+        self._values, self._place = values.double(), place
+
+    def squared_norms(self) -> Tensor:
+        """See `Piece`."""
+        squares = _squared_lengths(self._values)
+        return squares if squares.dim() == 1 else squares.sum(0)
+
+    def add_sum(self, factors: Tensor, parts: Parts) -> None:
+        """See `Piece`."""
+        part = parts[self.indices[0]]
+        if self._place is None:
+            part.addmv_(self._values.t(), factors)
+        else:
+            self._place(torch.matmul(factors, self._values), part)
+
+    def split(self) -> list[Single]:
+        """See `Piece`."""
+        return [self]
+
+    def rows(self) -> Tensor:
+        """See `Single`."""
+        if self._place is None:
+            return self._values
+        by_record = self._values if self._values.dim() == 2 else self._values.transpose(0, 1)
+        size = by_record[0].numel()
+        in_order = by_record.new_zeros(len(by_record), size)
+        for values, row in zip(by_record, in_order, strict=True):
+            self._place(values.contiguous(), row)
+        return in_order
+
+
+class Affine:
+    """A matrix used at one position, with its bias: the gradients g (x) a and g.
+
+    Args:
+        weight: index of the matrix.
+        bias: index of the bias, or None.
+        a: [b, k] the layer's input.
+        g: [b, m] the gradient at its output.
+    """
+
+    def __init__(self, weight: int, bias: int | None, a: Tensor, g: Tensor) -> None:
+        self.indices = (weight,) if bias is None else (weight, bias)
+        self._a, self._g = a.double(), g.double()
+
+    def squared_norms(self) -> Tensor:
+        """See `Piece`; |g (x) a| = |g| |a|."""
+        a, g = _squared_lengths(self._a), _squared_lengths(self._g)
+        return a.mul_(g) if len(self.indices) == 1 else torch.addcmul(g, g, a)
+
+    def add_sum(self, factors: Tensor, parts: Parts) -> None:
+        """See `Piece`."""
+        g = self._g.t()
+        parts[self.indices[0]].view(g.shape[0], -1).addmm_(g * factors, self._a)
+        if len(self.indices) == 2:
+            parts[self.indices[1]].addmv_(g, factors)
+
+    def split(self) -> list[Single]:
+        """See `Piece`."""
+        weight = Outer(self.indices[0], self._a[:, None, None], self._g[:, None, None])
+        return [weight, *(Rows(bias, self._g) for bias in self.indices[1:])]
+
+
+class Outer:
+    """A matrix used at T positions: the gradients sum_t g_t (x) a_t.
+
+    Args:
+        index: of the matrix.
+        a: [b, groups, T, k] what each position sees.
+        g: [b, groups, T, m] the gradient there.
+        place: adds a sum [groups, m, k] to the parameter's part; None if the order is its own.
+    """
+
+    def __init__(self, index: int, a: Tensor, g: Tensor, place: Place | None = None) -> None:
+        self.indices = (index,)
+        self._a, self._g, self._place = a, g, place
+        self._ghost = prefer_ghost(a.shape[2], a.shape[3], g.shape[3])
+        self._rows: Rows | None = None
+
+    def joined(self, others: Sequence[Outer]) -> Outer | None:
+        """The sum over several uses of a matrix: their positions side by side."""
+        every = [self, *others]
+        if any(piece._place is not None for piece in every):
+            return None
+        double = any(torch.float64 in (p._a.dtype, p._g.dtype) for p in every)
+        dtype = torch.float64 if double else self._a.dtype
+        a, g = [p._a.to(dtype) for p in every], [p._g.to(dtype) for p in every]
+        return Outer(self.indices[0], torch.cat(a, dim=2), torch.cat(g, dim=2))
+
+    def squared_norms(self) -> Tensor:
+        """See `Piece`."""
+        if not self._ghost:
+            return self._materialised().squared_norms()
+        self._a, self._g = self._a.double(), self._g.double()
+        if self._a.shape[2] == 1:
+            return (_squared_lengths(self._a) * _squared_lengths(self._g)).flatten(1).sum(1)
+        return _gram_norms(self._a, self._g)
+
+    def add_sum(self, factors: Tensor, parts: Parts) -> None:
+        """See `Piece`."""
+        if not self._ghost:
+            self._materialised().add_sum(factors, parts)
+            return
+        a, g = self._a.double(), self._g.double() * factors[:, None, None, None]
+        groups, m, k = a.shape[1], g.shape[3], a.shape[3]
+        left = g.permute(1, 3, 0, 2).reshape(groups, m, -1)
+        right = a.transpose(0, 1).reshape(groups, -1, k)
+        part = parts[self.indices[0]]
+        if self._place is None and groups == 1:
+            part.view(m, k).addmm_(left[0], right[0])
+        elif self._place is None:
+            part.view(groups, m, k).add_(torch.bmm(left, right))
+        else:
+            self._place(torch.bmm(left, right), part)
+
+    def split(self) -> list[Single]:
+        """See `Piece`."""
+        return [self]
+
+    def rows(self) -> Tensor:
+        """See `Single`."""
+        return self._materialised().rows()
+
+    def _materialised(self) -> Rows:
+        if self._rows is None:
+            a, g = self._a.flatten(0, 1), self._g.flatten(0, 1).to(self._a.dtype)
+            values = torch.bmm(g.transpose(1, 2), a).view(len(self._a), -1)
+            self._rows = Rows(self.indices[0], values, self._place)
+        return self._rows
+
+
+def _gram_norms(a: Tensor, g: Tensor) -> Tensor:
+    """Squared norms of sum_t g_t (x) a_t as sum_st <a_s, a_t> <g_s, g_t>, rounded up: [b].
+
+    Source: Goodfellow 2015 for T = 1; Li et al. 2022 ("ghost clipping") for sequences.
+    """
+    records, _, positions, _ = a.shape
+    a, g = a.flatten(0, 1), g.flatten(0, 1)
+    gram_a, gram_g = torch.bmm(a, a.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2))
+    # |rounding| <= (k + m + 2T) u (sum_t |a_t| |g_t|)^2: products of k and m terms, then T by T
+    lengths = (gram_a.diagonal(dim1=1, dim2=2) * gram_g.diagonal(dim1=1, dim2=2)).sqrt_()
+    share = (a.shape[2] + g.shape[2] + 2 * positions) * _ROUNDING
+    squares = gram_a.mul_(gram_g).sum(2).sum(1).clamp_(min=0.0)
+    squares.add_(lengths.sum(1).square_(), alpha=share)
+    return squares.view(records, -1).sum(1)
+
+
+class Lookups:
+    """An embedding table: each record touches a few rows.
+
+    Args:
+        index: of the table.
+        tokens: [b, T] which row each position read.
+        g: [b, T, d] the gradient there, 0 where the table gets none (padding).
+        size: number of rows of the table.
+    """
+
+    def __init__(self, index: int, tokens: Tensor, g: Tensor, size: int) -> None:
+        self.indices = (index,)
+        self._shape = (len(tokens), size, g.shape[2])
+        records = torch.arange(len(tokens), device=tokens.device)[:, None]
+        touched, position = torch.unique(records * size + tokens, return_inverse=True)
+        self._record, self._token = touched // size, touched % size
+        self._values = torch.zeros(
+            len(touched), g.shape[2], dtype=torch.float64, device=g.device
+        ).index_add_(0, position.flatten(), g.double().flatten(0, 1))
+
+    def squared_norms(self) -> Tensor:
+        """See `Piece`."""
+        squares = _squared_lengths(self._values)
+        return squares.new_zeros(self._shape[0]).index_add_(0, self._record, squares)
+
+    def add_sum(self, factors: Tensor, parts: Parts) -> None:
+        """See `Piece`."""
+        table = parts[self.indices[0]].view(self._shape[1:])
+        table.index_add_(0, self._token, self._values * factors[self._record, None])
+
+    def split(self) -> list[Single]:
+        """See `Piece`."""
+        return [self]
+
+    def rows(self) -> Tensor:
+        """See `Single`."""
+        dense = self._values.new_zeros(self._shape)
+        dense[self._record, self._token] = self._values
+        return dense.flatten(1)
+
+
+def combined(pieces: list[Piece]) -> list[Piece]:
+    """The same gradients with one piece for each parameter, whoever used it and how often.
+
+    A parameter's gradient is the sum over its uses, and the norm of a sum is not to be had from
+    the norms of its parts.
+    """
+    indices = [index for piece in pieces for index in piece.indices]
+    if len(set(indices)) == len(indices):
+        return pieces
+    by_parameter: dict[int, list[Single]] = {}
+    for piece in pieces:
+        for single in piece.split():
+            by_parameter.setdefault(single.indices[0], []).append(single)
+    return [_sum(index, several) for index, several in by_parameter.items()]
+
+
+def _sum(index: int, pieces: list[Single]) -> Piece:
+    first, *others = pieces
+    if not others:
+        return first
+    matrices = [piece for piece in others if isinstance(piece, Outer)]
+    if isinstance(first, Outer) and len(matrices) == len(others):
+        joined = first.joined(matrices)
+        if joined is not None:
+            return joined
+    total = first.rows().clone()
+    for piece in others:
+        total += piece.rows()
+    return Rows(index, total)
