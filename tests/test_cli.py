@@ -126,7 +126,7 @@ def test_methods_says_what_each_server_is_told(noisewise: Noisewise) -> None:
 
 
 @pytest.mark.parametrize("kind", ["npz", "safetensors"])
-@pytest.mark.parametrize("estimator", ["pcp", "norm", "own_parts:Guess"])
+@pytest.mark.parametrize("estimator", ["pcp", "factor", "norm", "own_parts:Guess"])
 def test_estimate(kind: str, estimator: str, tmp_path: Path, noisewise: Noisewise) -> None:
     rng = np.random.default_rng(0)
     scale = np.array([1.0, 2.0, 4.0])
@@ -141,13 +141,27 @@ def test_estimate(kind: str, estimator: str, tmp_path: Path, noisewise: Noisewis
     assert len(noisewise("estimate", path, "--estimator", estimator).stdout.splitlines()) == 4
 
 
+def test_estimate_from_one_file_for_each_client(tmp_path: Path, noisewise: Noisewise) -> None:
+    rng = np.random.default_rng(0)
+    files = [tmp_path / f"site-{name}.safetensors" for name in "abc"]
+    for file, scale in zip(files, (4.0, 1.0, 0.0), strict=True):
+        save_file({"delta": scale * rng.normal(size=3000)}, file)
+    answer = json.loads(noisewise("estimate", *files, "--estimator", "factor", "--json").stdout)
+    assert answer["clients"] == ["site-a", "site-b", "site-c"]
+    assert answer["variance"] == pytest.approx([48_000, 3000, 0], rel=0.1)
+    assert answer["weights"][2] == 0  # zeros carry nothing, whatever their variance
+    assert answer["weights"][1] == pytest.approx(16 / 17, rel=0.02)
+    table = noisewise("estimate", tmp_path, "--estimator", "norm").stdout.splitlines()
+    assert [line.split()[0] for line in table] == ["client", "site-a", "site-b", "site-c"]
+
+
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
         ({"other": np.zeros((3, 2))}, "array named updates"),
         ({"updates": np.zeros(3)}, "p x n"),
         ({"updates": np.full((4, 2), np.nan)}, "finite"),
-        ({"updates": np.array([[object()]])}, "allow_pickle=False"),
+        ({"updates": np.array([[object()]])}, "never loaded"),
     ],
 )
 def test_estimate_refuses_bad_files(

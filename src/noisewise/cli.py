@@ -230,36 +230,53 @@ def plan_command(
 
 @app.command("estimate")
 def estimate_command(
-    file: Annotated[Path, typer.Argument(help="npz or safetensors, one array `updates`, p x n.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="One safetensors, npz or npy file with an array `updates`, p x n; or one file for "
+            "each client with its update of p numbers, or a folder of them."
+        ),
+    ],
     estimator: Annotated[
-        str, typer.Option(help="pcp, norm, or your own as package.module:name.")
+        str, typer.Option(help="pcp, factor, norm, or your own as package.module:name.")
     ] = "pcp",
     as_json: AsJson = False,
 ) -> None:
     """Estimate how noisy each client's update is, and the weights that follow.
 
-    Example:
+    Files are read by rows, so that a matrix may be larger than the memory.
+
+    Examples:
       noisewise estimate updates.npz --estimator pcp --json
+      noisewise estimate hospital-*.safetensors --estimator factor
     """
-    from noisewise.aggregation.readers import read_updates
-    from noisewise.aggregation.weights import inverse_variance_weights
+    from noisewise.aggregation.readers import open_updates
+    from noisewise.aggregation.weights import inverse_variance_weights, without_empty
     from noisewise.federation.results import to_json
+    from noisewise.noise.blocks import estimate_noise
+    from noisewise.noise.gram import column_energy
     from noisewise.noise.table import make_estimator
 
-    noise = make_estimator(estimator).estimate(read_updates(file))
-    weights = inverse_variance_weights(noise.variance)
+    source = open_updates(files[0] if len(files) == 1 else files)
+    noise = estimate_noise(make_estimator(estimator), source)
+    variance = noise.variance
+    if not (variance > 0).all():
+        variance = without_empty(variance, column_energy(source)[0] == 0)
+    weights = inverse_variance_weights(variance)
     if as_json:
         answer = {
             "variance": noise.variance,
             "weights": weights,
             "converged": bool(noise.converged),
             "estimator": noise.method,
+            "clients": list(source.names),
         }
         typer.echo(to_json(answer))
         return
-    typer.echo(f"{'client':>6}  {'noise variance':>14}  {'weight':>8}")
-    for number, (variance, weight) in enumerate(zip(noise.variance, weights, strict=True)):
-        typer.echo(f"{number:>6}  {variance:>14.6g}  {weight:>8.4f}")
+    width = max(6, *(len(name) for name in source.names))
+    typer.echo(f"{'client':>{width}}  {'noise variance':>14}  {'weight':>8}")
+    for name, variance, weight in zip(source.names, noise.variance, weights, strict=True):
+        typer.echo(f"{name:>{width}}  {variance:>14.6g}  {weight:>8.4f}")
     if not noise.converged:
         typer.echo(f"not converged: {dict(noise.details)}", err=True)
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from noisewise.errors import UpdateError
-from noisewise.noise.estimate import Matrix
+from noisewise.noise.estimate import Estimator, Matrix, NoiseEstimate
 
 __all__ = [
     "RowSource",
+    "StreamingEstimator",
     "Updates",
     "as_matrix",
     "as_tensor",
     "check_columns",
+    "estimate_noise",
     "row_blocks",
     "slices",
 ]
@@ -43,6 +45,27 @@ class RowSource(Protocol):
 
 Updates = Matrix | RowSource | Iterable[Matrix]
 """What our estimators take: a matrix [p, n], a source of its rows, or an iterator of row blocks."""
+
+
+@runtime_checkable
+class StreamingEstimator(Protocol):
+    """An `Estimator` that takes row blocks as well, and says so."""
+
+    @property
+    def takes_blocks(self) -> Literal[True]:
+        """True."""
+        ...
+
+    def estimate(self, updates: Updates) -> NoiseEstimate:
+        """Estimate the noise energy of each column of ``updates`` ([p, n])."""
+        ...
+
+
+def estimate_noise(estimator: Estimator, updates: Updates) -> NoiseEstimate:
+    """Run any estimator on updates of any kind; one that does not stream gets one tensor."""
+    if isinstance(estimator, StreamingEstimator):
+        return estimator.estimate(updates)
+    return estimator.estimate(as_matrix(updates))
 
 
 def as_tensor(values: Matrix) -> torch.Tensor:

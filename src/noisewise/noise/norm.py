@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from noisewise.noise.blocks import Updates
 from noisewise.noise.estimate import NoiseEstimate
@@ -33,6 +34,11 @@ class Norm:
     def name(self) -> str:
         """``norm``."""
         return "norm"
+
+    @property
+    def takes_blocks(self) -> Literal[True]:
+        """See `StreamingEstimator`."""
+        return True
 
     def estimate(self, updates: Updates) -> NoiseEstimate:
         """Squared norm of each column of ``updates`` ([p, n])."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -57,6 +57,11 @@ class PCP:
     def name(self) -> str:
         """``pcp``."""
         return "pcp"
+
+    @property
+    def takes_blocks(self) -> Literal[True]:
+        """See `StreamingEstimator`."""
+        return True
 
     def estimate(self, updates: Updates) -> NoiseEstimate:
         """Energy of each column of the sparse part of ``updates`` ([p, n])."""

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from noisewise.checks import positive_int, positive_number
+from noisewise.noise.blas import one_blas_thread
 from noisewise.noise.blocks import as_tensor, slices
 from noisewise.noise.estimate import Matrix
 from noisewise.noise.gram import column_energy
@@ -112,8 +113,9 @@ def principal_component_pursuit(
         scale = 1.0  # all zero: the first look finds both parts zero
     goal = _Goal(tolerance, gap_tolerance, max_iterations)
     scaled = torch.div(tensor.contiguous(), scale)
-    state = _start(scaled, lam=1 / math.sqrt(max(p, n)), share=1.0, budget=max_iterations)
-    measures = _solve(state, goal)
+    with one_blas_thread():
+        state = _start(scaled, lam=1 / math.sqrt(max(p, n)), share=1.0, budget=max_iterations)
+        measures = _solve(state, goal)
     result = _result(state, measures, goal, scale, keep_parts)
     if result.low_rank is None or result.sparse is None or isinstance(M, torch.Tensor):
         return result

@@ -106,7 +106,8 @@ class NoiseTracker:
                 continue  # no noise at all, or no number: nothing to average, the caller decides
             observed = float(log_variance[i]) - memory.log_scale
             self._update(memory, client, observed)
-            variance[i] = math.exp(memory.log_scale + memory.levels[client])
+            if self.memory > 1 or self.every == "first":
+                variance[i] = math.exp(memory.log_scale + memory.levels[client])
             counts[i] = memory.counts[client]
         details = {**fresh.details, "remembered": False, "estimates": counts}
         return NoiseEstimate(variance, fresh.method, fresh.converged, details)

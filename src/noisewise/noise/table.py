@@ -7,13 +7,16 @@ from types import MappingProxyType
 
 from noisewise.errors import InvalidValueError
 from noisewise.noise.estimate import Estimator
+from noisewise.noise.factor import Factor
 from noisewise.noise.norm import Norm
 from noisewise.noise.pcp import PCP
 from noisewise.plugins import load_object
 
 __all__ = ["ESTIMATORS", "make_estimator"]
 
-ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType({"pcp": PCP, "norm": Norm})
+ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
+    {"pcp": PCP, "factor": Factor, "norm": Norm}
+)
 """Estimators of the noise in an update matrix, by name."""
 
 
