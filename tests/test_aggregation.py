@@ -148,8 +148,8 @@ def check_reads_only_what_it_declares(aggregator: Aggregator) -> None:
 
 def check_changes_no_input(aggregator: Aggregator) -> None:
     view = make_view(noisy_updates())
-    state: State = {"ids": np.array(["c1"]), "variance": np.array([0.4])}
-    for _ in range(2):
+    state: State = {}
+    for _ in range(3):
         values = view.updates.values.clone()
         told = {what: array.copy() for what, array in view.disclosed.items()}
         before = {name: array.copy() for name, array in state.items()}
@@ -428,7 +428,7 @@ def play(aggregator: Aggregator, ids: str, state: State) -> tuple[dict[str, floa
 
 
 def test_first_remembers_and_late_joiners_are_estimated() -> None:
-    first = RobustHDP(Script([1.0, 3.0], [10.0, 10.0, 4.0]), estimate="first")
+    first = RobustHDP(Script([1.0, 3.0], [3.0, 1.0, 4.0]), estimate="first")
     weights, state = play(first, "ab", {})
     assert weights == pytest.approx({"a": 0.75, "b": 0.25})
     weights, state = play(first, "ba", state)  # another order, no estimate
@@ -451,7 +451,6 @@ def test_every_estimates_every_round() -> None:
     two, state = play(every, "ab", state)
     assert one == pytest.approx({"a": 0.75, "b": 0.25})
     assert two == pytest.approx({"a": 0.25, "b": 0.75})
-    assert not state
 
 
 def test_estimators_by_name_serve_robust_hdp() -> None:

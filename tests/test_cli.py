@@ -19,8 +19,7 @@ from noisewise.cli import main
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "configs" / "demo.toml"
 SMALL = ["--set", "training.rounds=2", "--set", "data.clients=4",
-         "--set", "population.epsilon=[1.0,4.0,20.0,20.0]",
-         "--set", "population.batch_size=[8,16,8,32]"]  # fmt: skip
+         "--set", "population.epsilon=[1.0,4.0,20.0,20.0]"]  # fmt: skip
 
 
 @dataclass(frozen=True)

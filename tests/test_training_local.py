@@ -136,8 +136,8 @@ def test_the_loop_sees_planted_flaws(flaw: str) -> None:
 
 
 def test_the_loop_sees_clipping_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    factors = "noisewise.training.gradients.clip_factors"
-    monkeypatch.setattr(factors, lambda norms, clip: torch.ones_like(norms))
+    for home in ("noisewise.training.gradients", "noisewise.training.engine.fast"):
+        monkeypatch.setattr(f"{home}.clip_factors", lambda norms, clip: torch.ones_like(norms))
     with pytest.raises(AssertionError, match="off by"):
         check_against_loop(local_update, "mlp", torch.float64, PRIVATE, 1e-10)
 

@@ -223,9 +223,10 @@ def comparison_jobs(
 
 
 def warm_up(config: ExperimentConfig, jobs: Sequence[Job]) -> Iterator[tuple[int, int]]:
-    """Calibrate all plans and their spending over the rounds before workers start.
+    """Calibrate the first seed's plans and their spending over the rounds before workers start.
 
-    Forked workers inherit the accountants' memory, so nothing is computed twice.
+    Forked workers inherit the accountants' memory, so nothing is computed twice where the seeds
+    share their plans, which they do unless the split gives clients other numbers of records.
 
     Yields:
         (done, total) for a progress display.
