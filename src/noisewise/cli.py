@@ -98,8 +98,9 @@ def run_command(
       noisewise run configs/demo.toml --method WeiAvg --seed 3 --set training.rounds=10
     """
     from noisewise.display import run_display
+    from noisewise.experiments.comparison import comparison_jobs
     from noisewise.experiments.config import dump_config, load_config
-    from noisewise.experiments.runner import Job, comparison_jobs, run
+    from noisewise.experiments.runner import Job, run
     from noisewise.federation.results import to_json
     from noisewise.report.tables import as_text, method_rows
     from noisewise.storage import write_atomic
@@ -146,8 +147,8 @@ def compare_command(
       noisewise compare configs/demo.toml --methods RobustHDP,WeiAvg --seeds 5
     """
     from noisewise.display import comparison_display
+    from noisewise.experiments.comparison import compare, comparison_jobs, warm_up
     from noisewise.experiments.config import load_config
-    from noisewise.experiments.runner import compare, comparison_jobs, warm_up
     from noisewise.report.comparison import write_comparison
     from noisewise.report.explain import explain
     from noisewise.report.tables import as_text, method_rows
