@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from noisewise.aggregation.methods import Method, plan_clients
+from noisewise.aggregation.methods import Method, make_method, plan_clients
+from noisewise.aggregation.weights import inverse_variance_weights
 from noisewise.data.datasets import Dataset, Scaling, load_dataset
 from noisewise.data.partition import split_dataset
 from noisewise.data.populations import (
@@ -21,11 +22,20 @@ from noisewise.data.progress import progress_bar
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.config import DataConfig, ExperimentConfig
 from noisewise.federation.clients import Client, make_clients
+from noisewise.federation.results import ClientRow
+from noisewise.federation.rounds import plan_noise
 from noisewise.plugins import load_object
 from noisewise.privacy.plan import LocalPlan
 from noisewise.training.models import make_model
+from noisewise.training.parameters import ParameterLayout
 
-__all__ = ["make_initial_model", "make_plans", "make_population", "read_dataset"]
+__all__ = [
+    "describe_population",
+    "make_initial_model",
+    "make_plans",
+    "make_population",
+    "read_dataset",
+]
 
 
 def read_dataset(data: DataConfig) -> Dataset:
@@ -113,4 +123,27 @@ def make_plans(
         rounds=config.training.rounds if planned is None else planned,
         clip_norm=config.training.clip_norm,
         accountant=config.training.accountant,
+    )
+
+
+def describe_population(config: ExperimentConfig) -> tuple[ClientRow, ...]:
+    """Each client's settings with the noise that its own budget demands and the oracle's weight."""
+    clients = make_population(config, config.seed)
+    plans = make_plans(config, clients, make_method("Oracle"))
+    size = ParameterLayout.of(make_initial_model(config, config.seed)).size
+    rate = config.method.learning_rate or config.training.learning_rate
+    noise = [plan_noise(plan, size, rate) for plan in plans]
+    weights = inverse_variance_weights(noise)
+    return tuple(
+        ClientRow(
+            id=client.spec.id,
+            n_examples=client.spec.n_examples,
+            batch_size=client.spec.batch_size,
+            epsilon=client.spec.epsilon,
+            steps_per_round=plan.steps_per_round,
+            noise_multiplier=plan.noise_multiplier,
+            noise_variance=variance,
+            oracle_weight=float(weight),
+        )
+        for client, plan, variance, weight in zip(clients, plans, noise, weights, strict=True)
     )
