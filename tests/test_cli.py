@@ -19,8 +19,7 @@ from noisewise.cli import main
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "configs" / "demo.toml"
 SMALL = ["--set", "training.rounds=2", "--set", "data.clients=4",
-         "--set", "population.epsilon=[1.0,4.0,20.0,20.0]",
-         "--set", "population.batch_size=[8,16,8,32]"]  # fmt: skip
+         "--set", "population.epsilon=[1.0,4.0,20.0,20.0]"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -253,3 +252,33 @@ def test_help_has_examples(noisewise: Noisewise) -> None:
     for command in ("run", "compare", "plan", "estimate"):
         assert f"noisewise {command}" in noisewise(command, "--help").stdout
     assert noisewise("--version").stdout.startswith("noisewise ")
+
+
+def test_population_prints_and_draws(noisewise: Noisewise, tmp_path: Path) -> None:
+    out = noisewise("population", DEMO, "--output", tmp_path)
+    assert out.returncode == 0, out.stderr
+    lines = out.stdout.splitlines()
+    assert lines[0].split()[:6] == ["client", "N", "b", "steps", "epsilon", "z"]
+    assert lines[1].startswith("client-00")
+    assert (tmp_path / "population.png").stat().st_size > 10_000
+    assert (tmp_path / "population.svg").exists()
+    rows = json.loads(noisewise("population", DEMO, "--json").stdout)
+    assert sum(row["oracle_weight"] for row in rows) == pytest.approx(1)
+
+
+def test_data_commands(
+    noisewise: Noisewise, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NOISEWISE_CACHE", str(tmp_path))
+    rows = {row["name"]: row for row in json.loads(noisewise("data", "list", "--json").stdout)}
+    assert rows["digits"]["state"] == "built in"
+    assert rows["cifar10"]["n_train"] == 50_000
+    assert "mnist" in noisewise("data", "list").stdout
+    assert noisewise("data", "get", "digits").returncode == 0
+    assert noisewise("data", "verify", "digits").stdout == "digits: ok\n"
+    missing = noisewise("data", "verify", "mnist")
+    assert missing.returncode == 1
+    assert "mnist" in missing.stderr
+    unknown = noisewise("data", "get", "nonsense")
+    assert unknown.returncode == 2
+    assert "digits" in unknown.stderr

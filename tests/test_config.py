@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from noisewise.errors import InvalidValueError
+from noisewise.experiments.comparison import comparison_jobs
 from noisewise.experiments.config import dump_config, load_config, parse_config
-from noisewise.experiments.runner import comparison_jobs, make_population
+from noisewise.experiments.setup import make_population
 
 ROOT = Path(__file__).parents[1]
 BASE: dict[str, Any] = {

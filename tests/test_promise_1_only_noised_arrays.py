@@ -92,11 +92,14 @@ def test_reply_is_one_bare_array() -> None:
 
 def test_parameters_that_require_gradients_leave_no_graph() -> None:
     """An autograd graph on the update would hold the records' gradients."""
+
+    def curved(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).square().mean()  # its gradient depends on theta
+
     theta = torch.zeros(P, requires_grad=True)
     plan = make_test_plan(n=N, batch=4)
-    reply = local_update(
-        nn.Linear(P, 1, bias=False), theta, records(N), plan, 0.1, product_loss, seeded()
-    )
+    model = nn.Linear(P, 1, bias=False)
+    reply = local_update(model, theta, records(N), plan, 0.1, curved, seeded())
     check_reply_is_one_bare_array(reply)
 
 

@@ -341,6 +341,6 @@ def test_physical_batches_change_nothing(name: str) -> None:
 
 def test_physical_batches_have_power(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that clips what it gets at once (a microbatch) differs between batch sizes."""
-    monkeypatch.setattr("noisewise.training.local.FunctionalGradients", ClipsTheSum)
+    monkeypatch.setattr("noisewise.training.local.make_engine", ClipsTheSum)
     with pytest.raises(AssertionError):
         test_physical_batches_change_nothing("linear-32")

@@ -98,8 +98,9 @@ def run_command(
       noisewise run configs/demo.toml --method WeiAvg --seed 3 --set training.rounds=10
     """
     from noisewise.display import run_display
+    from noisewise.experiments.comparison import comparison_jobs
     from noisewise.experiments.config import dump_config, load_config
-    from noisewise.experiments.runner import Job, comparison_jobs, run
+    from noisewise.experiments.runner import Job, run
     from noisewise.federation.results import to_json
     from noisewise.report.tables import as_text, method_rows
     from noisewise.storage import write_atomic
@@ -146,8 +147,8 @@ def compare_command(
       noisewise compare configs/demo.toml --methods RobustHDP,WeiAvg --seeds 5
     """
     from noisewise.display import comparison_display
+    from noisewise.experiments.comparison import compare, comparison_jobs, warm_up
     from noisewise.experiments.config import load_config
-    from noisewise.experiments.runner import compare, comparison_jobs, warm_up
     from noisewise.report.comparison import write_comparison
     from noisewise.report.explain import explain
     from noisewise.report.tables import as_text, method_rows
@@ -299,6 +300,91 @@ def methods_command(as_json: AsJson = False) -> None:
     for method in methods:
         told = ", ".join(needs[method.name]) or "nothing"
         typer.echo(f"{method.name:<12} {told:<20} {method.summary}")
+
+
+@app.command("population")
+def population_command(
+    config: Config,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for the figure.")
+    ] = None,
+    settings: Set = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a config's clients: budgets, batches, the noise that they need and the oracle's weight.
+
+    Example:
+      noisewise population configs/demo.toml --output runs/demo
+    """
+    from noisewise.experiments.config import load_config
+    from noisewise.experiments.setup import describe_population
+    from noisewise.federation.results import to_json
+    from noisewise.report.population import population_figure, population_text, save_figure
+
+    rows = describe_population(load_config(config, _overrides(settings)))
+    if as_json:
+        typer.echo(to_json([vars(row) for row in rows]))
+    else:
+        typer.echo(population_text(rows))
+    if output is not None:
+        png, _ = save_figure(population_figure(rows), output, "population")
+        typer.echo(f"\nfigure: {png}", err=as_json)
+
+
+data_app = typer.Typer(help="Datasets: what there is, get it, check it.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+DatasetName = Annotated[str, typer.Argument(help="A name from `noisewise data list`.")]
+
+
+@data_app.command("list")
+def data_list_command(as_json: AsJson = False) -> None:
+    """List the datasets and whether they are here."""
+    from noisewise.data import list_datasets
+
+    rows = list_datasets()
+    if as_json:
+        fields = ("name", "n_train", "n_test", "n_classes", "state")
+        typer.echo(json.dumps([{name: getattr(row, name) for name in fields} for row in rows]))
+        return
+    typer.echo(f"{'name':<14} {'train':>7} {'test':>7} {'shape':<12} {'state':<9} sources")
+    for row in rows:
+        shape = "x".join(map(str, row.shape))
+        sources = ", ".join(row.sources) or "scikit-learn"
+        typer.echo(
+            f"{row.name:<14} {row.n_train:>7} {row.n_test:>7} {shape:<12} {row.state:<9} {sources}"
+        )
+
+
+@data_app.command("get")
+def data_get_command(
+    name: DatasetName,
+    folder: Annotated[Path | None, typer.Option(help="Where files were placed by hand.")] = None,
+) -> None:
+    """Fetch a dataset into the cache, from the first source that has it, and verify it.
+
+    Example:
+      noisewise data get mnist
+    """
+    from noisewise.data import get_dataset
+    from noisewise.data.progress import progress_bar
+
+    with progress_bar() as progress:
+        status = get_dataset(name, folder, progress)
+    typer.echo(f"{status.name}: {status.state}" + (f" in {status.folder}" if status.folder else ""))
+
+
+@data_app.command("verify")
+def data_verify_command(name: DatasetName) -> None:
+    """Compare a cached dataset with its SHA-256, byte by byte; exit code 1 if it is not whole."""
+    from noisewise.data import verify_dataset
+
+    problems = verify_dataset(name)
+    for problem in problems:
+        typer.echo(f"noisewise: {name}: {problem}", err=True)
+    if problems:
+        raise typer.Exit(1)
+    typer.echo(f"{name}: ok")
 
 
 def main() -> None:

@@ -30,7 +30,11 @@ class _Strict(BaseModel):
 
 
 class DataConfig(_Strict):
-    """Which records, and how they are split over the clients."""
+    """Which records, and how they are split over the clients.
+
+    ``folder`` is where files were placed by hand; ``mean`` and ``std`` (one number, or one for each
+    channel) replace the dataset's normalisation.
+    """
 
     name: str
     clients: Count
@@ -38,6 +42,9 @@ class DataConfig(_Strict):
     max_labels: Count | None = None
     alpha: Positive | None = None
     test_fraction: OpenShare | None = None
+    folder: str | None = None
+    mean: list[float] | None = None
+    std: list[Positive] | None = None
 
 
 class PopulationConfig(_Strict):

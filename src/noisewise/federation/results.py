@@ -13,7 +13,7 @@ import numpy as np
 
 from noisewise.errors import InvalidValueError
 
-__all__ = ["RoundRecord", "RunResult", "Status", "load_result", "to_json"]
+__all__ = ["ClientRow", "RoundRecord", "RunResult", "Status", "load_result", "to_json"]
 
 Status = Literal["finished", "diverged", "budgets_spent"]
 
@@ -34,6 +34,31 @@ def _plain(value: Any) -> Any:
 def to_json(value: Any, *, indent: int | None = None) -> str:
     """JSON text with null for numbers that are not finite; the same input gives the same bytes."""
     return json.dumps(_plain(value), indent=indent, sort_keys=True, allow_nan=False)
+
+
+@dataclass(frozen=True)
+class ClientRow:
+    """One client of a population as a report shows it.
+
+    Attributes:
+        id: its name.
+        n_examples: N.
+        batch_size: b.
+        epsilon: its budget.
+        steps_per_round: E_i.
+        noise_multiplier: z.
+        noise_variance: sigma^2, the noise energy of one update.
+        oracle_weight: what perfect knowledge of all sigma^2 would give it.
+    """
+
+    id: str
+    n_examples: int
+    batch_size: int
+    epsilon: float
+    steps_per_round: int
+    noise_multiplier: float
+    noise_variance: float
+    oracle_weight: float
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,19 @@ def _largest_loss(sample_rate: float, noise_multiplier: float) -> float:
     )
 
 
+@functools.lru_cache(maxsize=32)
+def _one_step(
+    sample_rate: float, noise_multiplier: float, interval: float
+) -> privacy_loss_distribution.PrivacyLossDistribution:
+    """Loss distribution of one step, kept for the next round of the same client."""
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        noise_multiplier,
+        value_discretization_interval=interval,
+        sampling_prob=sample_rate,
+        pessimistic_estimate=True,
+    )
+
+
 def _pld_epsilon(sample_rate: float, noise_multiplier: float, steps: int, delta: float) -> float:
     """Epsilon by privacy loss distributions (dp-accounting), an upper bound by construction.
 
@@ -91,12 +104,7 @@ def _pld_epsilon(sample_rate: float, noise_multiplier: float, steps: int, delta:
 
     def on_grid(interval: float) -> float:
         with np.errstate(over="ignore"):
-            single = privacy_loss_distribution.from_gaussian_mechanism(
-                noise_multiplier,
-                value_discretization_interval=interval,
-                sampling_prob=sample_rate,
-                pessimistic_estimate=True,
-            )
+            single = _one_step(sample_rate, noise_multiplier, interval)
             return float(single.self_compose(steps).get_epsilon_for_delta(delta))
 
     widest = _largest_loss(sample_rate, noise_multiplier)

@@ -45,10 +45,10 @@ def _weights(results: Sequence[RunResult]) -> str:
         noisy = ranked[len(ranked) // 2 :]
         share = 100 * sum(first.weights[client] for client in noisy)
         told = " and ".join(run.needs) or "nothing"
-        lines.append(f"  {method} gives them {share:.1f} % of the weight, being told {told}")
+        lines.append(f"  {method} gives it {share:.1f} % of the weight, being told {told}")
     if not lines:
         return ""
-    return "The noisier half of the clients should hardly count:\n" + ";\n".join(lines) + "."
+    return "Of the noisier half of the clients:\n" + ";\n".join(lines) + "."
 
 
 def _outcome(rows: dict[str, MethodRow]) -> str:
@@ -68,9 +68,14 @@ def _outcome(rows: dict[str, MethodRow]) -> str:
         words += f", which is within the standard error of {error:.1f} points: no winner"
     if math.isfinite(best.noise_ratio) and math.isfinite(second.noise_ratio):
         words += (
-            f". Its aggregate has {best.noise_ratio:.3g} times the least possible noise, "
+            f". Its aggregate has {best.noise_ratio:.4g} times the least possible noise, "
             f"{second.method}'s {second.noise_ratio:.3g} times"
         )
+        if best.noise_ratio > 1.5 * second.noise_ratio:
+            words += (
+                ". Less noise did not win here: an update can be quiet because it took few local "
+                "steps, and then it carries little signal as well"
+            )
     return words + "."
 
 

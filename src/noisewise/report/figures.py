@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from noisewise.federation.results import RunResult
 from noisewise.report.tables import method_rows
@@ -34,7 +35,9 @@ def _methods(results: Sequence[RunResult]) -> dict[str, list[RunResult]]:
     return grouped
 
 
-def _colours(methods: Sequence[str]) -> dict[str, str]:
+def _colours(results: Sequence[RunResult]) -> dict[str, str]:
+    """One colour for each method, the same in every figure of a comparison."""
+    methods = list(_methods(results))
     own = [method for method in methods if method not in _REFERENCE]
     palette = {method: _COLOURS[k % len(_COLOURS)] for k, method in enumerate(own)}
     return palette | {m: c for m, c in _REFERENCE.items() if m in methods}
@@ -72,7 +75,7 @@ def accuracy_figure(results: Sequence[RunResult]) -> Figure:
     """Mean held-out accuracy over rounds, one line a method, with the range over seeds."""
     figure, axes = _axes()
     grouped = _methods(results)
-    colours = _colours(list(grouped))
+    colours = _colours(results)
     ends = {}
     for method, runs in grouped.items():
         curves = [
@@ -92,6 +95,7 @@ def accuracy_figure(results: Sequence[RunResult]) -> Figure:
     axes.set_xlabel("round")
     axes.set_ylabel("accuracy on held-out records [%]")
     axes.grid(axis="y", alpha=0.25)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.01)
     _spread_labels(axes, ends, colours)
     seeds = max((len(runs) for runs in grouped.values()), default=0)
@@ -103,61 +107,76 @@ def noise_figure(results: Sequence[RunResult]) -> Figure:
     """Accuracy against the noise of the aggregate: less noise at the same privacy is the point."""
     figure, axes = _axes(7.0, 4.2)
     rows = [r for r in method_rows(results) if math.isfinite(r.noise_ratio) and r.noise_ratio > 0]
-    colours = _colours([row.method for row in rows])
+    colours = _colours(results)
     for row in rows:
         spread = 100 * row.spread if math.isfinite(row.spread) else 0.0
-        axes.errorbar(
-            row.noise_ratio, 100 * row.accuracy, yerr=spread, fmt="o", color=colours[row.method]
-        )
+        point = (row.noise_ratio, 100 * row.accuracy)
+        axes.errorbar(*point, yerr=spread, fmt="o", color=colours[row.method])
+        below = row.method in _REFERENCE  # a good method lands on the oracle: keep names apart
         axes.annotate(
             row.method,
-            (row.noise_ratio, 100 * row.accuracy),
-            xytext=(7, 5),
+            point,
+            xytext=(8, -12 if below else 5),
             textcoords="offset points",
             color=colours[row.method],
             fontsize=9,
         )
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(
+        FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
+    )
     axes.set_xlabel("noise in the aggregated update, relative to the oracle's (log scale)")
-    axes.set_ylabel("final accuracy [%]")
+    axes.set_ylabel("final accuracy [%], mean and deviation over seeds")
     axes.margins(x=0.15, y=0.15)
     axes.grid(alpha=0.25)
     return figure
 
 
 def weights_figure(results: Sequence[RunResult]) -> Figure:
-    """Weight of each client under each method; clients sorted by the true noise of an update."""
+    """Weight of each client under each method; clients sorted by the true noise of an update.
+
+    Methods with the same weights (WeiAvg and PFA) share their marks.
+    """
     figure, axes = _axes(8.5, 4.5)
-    firsts = {m: runs[0].rounds[0] for m, runs in _methods(results).items() if runs[0].rounds}
-    private = {m: r for m, r in firsts.items() if any(r.true_noise.values())}
-    colours = _colours(list(private))
-    order: list[str] = []
-    for record in private.values():
-        ranked = sorted(record.true_noise, key=lambda client: record.true_noise[client])
-        order = order or ranked
-    for method, record in private.items():
-        weights = [100 * record.weights.get(client, math.nan) for client in order]
-        reference = method in _REFERENCE
+    colours = _colours(results)
+    first = {
+        run.method: run.rounds[0]
+        for run in reversed(results)
+        if run.rounds and any(run.rounds[0].true_noise.values())
+    }
+    if not first:
+        return figure
+    noise = first.get("Oracle", next(iter(first.values()))).true_noise
+    order = sorted(noise, key=lambda client: noise[client])
+    shared: dict[tuple[float, ...], list[str]] = {}
+    for method in _methods(results):
+        if method in first:
+            weights = tuple(round(100 * first[method].weights.get(c, 0.0), 9) for c in order)
+            shared.setdefault(weights, []).append(method)
+    for weights, methods in shared.items():
+        reference = methods[0] in _REFERENCE
         axes.plot(
             range(len(order)),
             weights,
             "_" if reference else "o",
-            ms=16 if reference else 5,
-            mew=2.0,
-            color=colours[method],
-            label=method,
-            alpha=0.9,
+            ms=16 if reference else 5.5,
+            mew=2.0 if reference else 0.0,
+            color=colours[methods[0]],
+            label=", ".join(methods),
         )
-    clients = next(iter(results)).clients
-    axes.set_xticks(
-        range(len(order)),
-        [f"ε {clients[c]['epsilon']:g}\nb {clients[c]['batch_size']}" for c in order],
-        fontsize=7,
+    clients = results[0].clients
+    labels = [
+        f"{clients[c]['epsilon']:g}\n{clients[c]['batch_size']}\n{clients[c]['n_examples']}"
+        for c in order
+    ]
+    axes.set_xticks(range(len(order)), labels, fontsize=8)
+    axes.set_xlabel(
+        "epsilon, batch size and records of each client; least noisy update on the left"
     )
-    axes.set_xlabel("clients, from the least noisy update to the noisiest (epsilon, batch size)")
     axes.set_ylabel("aggregation weight in round 1 [%]")
     axes.grid(axis="y", alpha=0.25)
-    axes.legend(frameon=False, fontsize=9, ncols=2)
+    axes.legend(frameon=False, fontsize=9)
     return figure
 
 
@@ -168,9 +187,11 @@ def budget_figure(result: RunResult) -> Figure:
     planned = [result.clients[client]["planned_epsilon"] or math.nan for client in ids]
     spent = [result.epsilon_spent.get(client) or math.nan for client in ids]
     places = np.arange(len(ids))
-    axes.bar(places, planned, color="#DDDDDD", width=0.8, label="budget")
-    axes.bar(places, spent, color=_COLOURS[0], width=0.45, label="spent")
+    axes.plot(places, planned, "_", ms=18, mew=2.5, color="#777777", label="budget")
+    axes.plot(places, spent, "o", ms=6, color=_COLOURS[0], label="spent")
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.grid(axis="y", alpha=0.25)
     axes.set_xticks(places, ids, rotation=60, ha="right", fontsize=7)
     axes.set_ylabel(f"epsilon at the client's delta ({result.settings['accountant']})")
     axes.set_title(f"{result.method}, after {len(result.rounds)} rounds", fontsize=10, loc="left")
