@@ -7,6 +7,7 @@ import pytest
 
 from noisewise.data import ClientSpec
 from noisewise.privacy import LocalPlan, epsilon_of, make_plan
+from noisewise.privacy.accounting import compose_rounds
 from noisewise.privacy.spending import epsilon_spent, spending_curve
 
 PLANS = {
@@ -58,8 +59,12 @@ def test_a_round_forgotten_is_seen() -> None:
 
 def test_rounds_too_private_to_tell_report_a_later_one() -> None:
     """At a large delta one round alone has epsilon 0; we never say so."""
-    spec = ClientSpec("a", 1000, 10, 0.05, 1e-2)
+    spec = ClientSpec("a", 1000, 10, 0.02, 5e-2)
     plan = make_plan(spec, rounds=5, clip_norm=1.0)
+    raw = list(
+        compose_rounds(plan.sample_rate, plan.noise_multiplier, plan.steps_per_round, 4, 5e-2)
+    )
+    assert raw[0] == 0.0, "no zero to hide: the test has no power"
     curve = spending_curve(plan)
     assert all(e > 0 for e in curve)
     assert list(curve) == sorted(curve)
