@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from matrices import planted
 
 from noisewise.errors import InvalidValueError, UpdateError
 from noisewise.noise.estimate import NoiseEstimate
+from noisewise.noise.factor import Factor
 from noisewise.noise.norm import Norm
 from noisewise.noise.smoothing import NoiseTracker
 from noisewise.noise.variance import excess_noise
@@ -98,6 +100,16 @@ def test_changed_level_is_taken_over() -> None:
     lingering = Scripted([[1.0, 2.0, 4.0]] * 5 + [[1.0, 2.0, 40.0]] * 2)
     slow = play(NoiseTracker(lingering, change=1e6), [["a", "b", "c"]] * 7)
     assert slow[5][2] < 20
+
+
+def test_factor_model_starts_from_what_is_known() -> None:
+    case = planted(6000, 10, rank=2, signal=1.0)
+    ids = [f"c{i}" for i in range(10)]
+    tracker = NoiseTracker(Factor(), memory=1)
+    cold, state = tracker.estimate(case.updates, ids, {})
+    warm, _ = tracker.estimate(case.updates, ids, state)
+    assert np.array_equal(cold.variance, Factor().estimate(case.updates).variance)
+    assert warm.variance == pytest.approx(cold.variance, rel=0.01)
 
 
 def test_order_of_clients_does_not_matter() -> None:

@@ -199,7 +199,8 @@ def plan_command(
     """
     from noisewise.data.specs import ClientSpec
     from noisewise.federation.rounds import plan_noise
-    from noisewise.privacy.plan import epsilon_spent, make_plan
+    from noisewise.privacy.plan import make_plan
+    from noisewise.privacy.spending import epsilon_spent
 
     spec = ClientSpec("this-site", examples, batch_size, epsilon, delta, local_epochs)
     plan = make_plan(spec, rounds=rounds, clip_norm=clip, accountant=accountant)

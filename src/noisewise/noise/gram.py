@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from noisewise.noise.blocks import Updates, check_columns, row_blocks
 
-__all__ = ["Gram", "column_energy", "gram_matrix"]
+__all__ = ["Gram", "column_energy", "gram_matrix", "unsafe"]
 
 _BLOCK = 1 << 18
 _BLOCK_ELSEWHERE = 1 << 24
@@ -38,8 +38,7 @@ def gram_matrix(updates: Updates) -> Gram:
     rows = 0
     for block in row_blocks(updates, _block(updates)):
         product = torch.mm(block.T, block)
-        low, high = (float(value) for value in torch.aminmax(product.diagonal()))
-        if block.dtype == torch.float32 and not (low > _SAFE[0] and high < _SAFE[1]):
+        if unsafe(product.diagonal()):
             double = block.cpu().double()
             product = torch.mm(double.T, double)
         part = product.cpu().double().numpy()
@@ -59,13 +58,21 @@ def column_energy(updates: Updates) -> tuple[NDArray[np.float64], int]:
     total: NDArray[np.float64] | None = None
     rows = 0
     for block in row_blocks(updates, _block(updates)):
-        exact = block if block.device.type == "mps" else block.double()
-        part = exact.square().sum(dim=0).cpu().double().numpy()
+        energy = block.square().sum(dim=0)
+        if unsafe(energy):
+            energy = block.cpu().double().square().sum(dim=0)
+        part = energy.cpu().double().numpy()
         total = part.copy() if total is None else total + part
         rows += block.shape[0]
     assert total is not None  # row_blocks refuses an empty matrix
     check_columns(total)
     return total, rows
+
+
+def unsafe(energy: torch.Tensor) -> bool:
+    """Whether float32 energies ([n]) may have lost something to under- or overflow (or NaN)."""
+    low, high = (float(value) for value in torch.aminmax(energy))
+    return energy.dtype == torch.float32 and not (low > _SAFE[0] and high < _SAFE[1])
 
 
 def _block(updates: Updates) -> int:

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from noisewise.noise.blocks import Updates, check_columns, row_blocks
+from noisewise.noise.blocks import RowSource, Updates, check_columns, row_blocks
+from noisewise.noise.gram import unsafe
 
 __all__ = ["ChunkGrams", "chunk_grams"]
 
@@ -24,7 +25,7 @@ _CHUNK = 16  # rows of a half chunk: few enough to follow the signal, enough to 
 _MEMORY = 5_000_000  # numbers held: 20 MB in float32
 _BLOCK = 1 << 18  # numbers read at a time
 _LEAST_CHUNKS = 16  # fewer are not worth choosing from
-_SAFE = (1e-25, 1e25)  # energies for which float32 neither under- nor overflows
+_WITH_SHAPE = (torch.Tensor, np.ndarray, RowSource)
 
 
 @dataclass(frozen=True)
@@ -94,15 +95,20 @@ class ChunkGrams:
 def chunk_grams(updates: Updates) -> ChunkGrams:
     """Gram matrices of the half chunks of ``updates`` ([p, n]), in one streaming pass.
 
-    The memory is bounded whatever p is: when the matrices fill it, neighbouring chunks are added
-    and the chunks are twice as long from there on.
+    The memory is bounded whatever p is: chunks are longer for a large p, and where p is not known
+    beforehand, neighbours are added when the memory is full.
 
     Raises:
         UpdateError: malformed, or NaN or infinite values; names the columns.
     """
     work: _Work | None = None
-    for block in row_blocks(updates, _BLOCK):
-        work = work or _Work.of(block.shape[1])
+    numbers = _BLOCK
+    if isinstance(updates, _WITH_SHAPE) and len(updates.shape) == 2 and 0 not in updates.shape:
+        work = _Work.of(n=int(updates.shape[1]), p=int(updates.shape[0]))
+        chunk = 2 * work.half_rows * work.n
+        numbers = max(1, _BLOCK // chunk) * chunk  # whole chunks, or they have to be put together
+    for block in row_blocks(updates, numbers):
+        work = work or _Work.of(n=block.shape[1], p=0)
         work.add(block)
     assert work is not None  # row_blocks refuses an empty matrix
     check_columns(np.diagonal(work.total))
@@ -122,9 +128,9 @@ class _Work:
     rows: int = 0
 
     @classmethod
-    def of(cls, n: int) -> _Work:
-        half = max(_CHUNK, math.ceil(n / 4))
+    def of(cls, n: int, p: int) -> _Work:
         limit = max(64, _MEMORY // (2 * n * n))
+        half = max(_CHUNK, math.ceil(n / 4), math.ceil(p / (2 * limit)))
         return cls(n, half, limit, np.zeros((n, n)), [])
 
     def add(self, block: torch.Tensor) -> None:
@@ -152,13 +158,12 @@ class _Work:
 
     def _grams(self, chunks: torch.Tensor) -> NDArray[np.floating]:
         """[k, rows, 2, n] -> [k, 2, n, n]."""
-        columns = chunks.permute(0, 2, 3, 1).reshape(-1, self.n, self.half_rows)
-        grams = torch.bmm(columns, columns.transpose(1, 2))
-        low, high = (float(x) for x in torch.aminmax(grams.diagonal(dim1=1, dim2=2).sum(dim=0)))
-        if columns.dtype == torch.float32 and not (low > _SAFE[0] and high < _SAFE[1]):
-            columns = columns.cpu().double()
-            grams = torch.bmm(columns, columns.transpose(1, 2))
-        return grams.cpu().numpy().reshape(-1, 2, self.n, self.n)
+        halves = chunks.unbind(dim=2)
+        grams = torch.stack([torch.bmm(half.transpose(1, 2), half) for half in halves], dim=1)
+        energy = grams.diagonal(dim1=2, dim2=3).sum(dim=(0, 1))
+        if chunks.dtype == torch.float32 and unsafe(energy):
+            return self._grams(chunks.cpu().double())
+        return np.asarray(grams.cpu().numpy())
 
     def _merge(self) -> None:
         """Add neighbours: half as many chunks of twice the length (an odd one out is let go)."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from noisewise.checks import positive_int, positive_number
 from noisewise.errors import InvalidValueError, UpdateError
 from noisewise.noise.estimate import Estimator, Matrix, NoiseEstimate
+from noisewise.noise.factor import Factor
 
 __all__ = ["NoiseTracker", "TrackerState"]
 
@@ -78,10 +79,17 @@ class NoiseTracker:
         if self._rests(ids, memory):
             estimate = memory.recall(ids, self.estimator.name)
         else:
-            fresh = self.estimator.estimate(updates)
+            fresh = self._fresh(updates, ids, memory)
             estimate = self._learn(fresh, ids, memory)
         memory.rounds += 1
         return estimate, memory.state()
+
+    def _fresh(self, updates: Matrix, ids: Sequence[str], memory: _Memory) -> NoiseEstimate:
+        """The round's own estimate; the factor model starts from what is known."""
+        if isinstance(self.estimator, Factor) and all(client in memory.levels for client in ids):
+            known = memory.recall(ids, self.estimator.name).variance
+            return self.estimator.estimate(updates, start=known)
+        return self.estimator.estimate(updates)
 
     def _rests(self, ids: Sequence[str], memory: _Memory) -> bool:
         """Whether this round needs no estimate: it is not due and every client is known."""
