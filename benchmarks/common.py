@@ -72,13 +72,13 @@ def seconds(work: Callable[[], object], repeats: int = 3) -> float:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows as text; numbers to four digits."""
+    """Rows as text; numbers to six digits."""
     if not rows:
         return "(nothing)"
     names = list(rows[0])
 
     def show(value: Any) -> str:
-        return f"{value:.4g}" if isinstance(value, float) else str(value)
+        return f"{value:.6g}" if isinstance(value, float) else str(value)
 
     cells = [[show(row.get(name, "")) for name in names] for row in rows]
     widths = [max(len(n), *(len(row[i]) for row in cells)) for i, n in enumerate(names)]

@@ -34,9 +34,9 @@ ESTIMATORS: dict[str, Callable[[], Estimator]] = {
 
 
 def trained_updates(
-    dists: Iterable[str], kinds: Iterable[str], scales: Iterable[float], accountant: str
+    dists: Iterable[str], kinds: Iterable[str], scales: Iterable[float], accountant: str, n: int
 ) -> Iterator[Updates]:
-    """First-round updates of 20 clients with the authors' epsilons and batches, on MNIST."""
+    """First-round updates of n clients with the authors' epsilons and batches, on MNIST."""
     # Imported here: the benchmark on stored updates needs neither data nor training.
     from noisewise.data import authors_population, load_dataset, make_specs, split_dataset
     from noisewise.noise import update_noise_variance
@@ -53,14 +53,14 @@ def trained_updates(
     rate, clip = 0.01, 3.0
     for kind in kinds:
         labels = {"partition": "iid"} if kind == "iid" else {"partition": "shards", "max_labels": 2}
-        clients = split_dataset(dataset, 20, **labels)  # type: ignore[arg-type]
+        clients = split_dataset(dataset, n, **labels)  # type: ignore[arg-type]
         data = []
         for client in clients:
             inputs, targets = client.train.arrays()
             data.append(TensorData(torch.from_numpy(inputs), torch.from_numpy(targets)))
         for dist in dists:
             for scale in scales:
-                drawn = authors_population(dist, 20, scale)
+                drawn = authors_population(dist, n, scale)
                 specs = make_specs(
                     clients,
                     epsilons=drawn.epsilons,
@@ -113,6 +113,7 @@ def main() -> None:
     options.add_argument("--dists", default=",".join(DISTS))
     options.add_argument("--kinds", default="iid,two")
     options.add_argument("--scales", default="1,10")
+    options.add_argument("--clients", type=int, default=20, choices=[20, 40, 60])
     options.add_argument("--accountant", default="pld")
     options.add_argument("--estimators", default=",".join(name for name in ESTIMATORS))
     options.add_argument("--output", type=Path, default=Path("runs/bench/precision.json"))
@@ -124,7 +125,8 @@ def main() -> None:
     if chosen.train:
         scales = [float(scale) for scale in chosen.scales.split(",")]
         kinds = chosen.kinds.split(",")
-        source = trained_updates(chosen.dists.split(","), kinds, scales, chosen.accountant)
+        dists = chosen.dists.split(",")
+        source = trained_updates(dists, kinds, scales, chosen.accountant, chosen.clients)
     else:
         source = from_folder(chosen.updates)
     wanted = [name for name in ESTIMATORS if name in chosen.estimators]

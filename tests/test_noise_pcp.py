@@ -135,6 +135,32 @@ def test_constant_columns_have_no_noise() -> None:
         assert np.array_equal(estimate.variance, np.zeros(M.shape[1]))
 
 
+def odd_matrix(kind: int, rng: np.random.Generator) -> np.ndarray:
+    """Shapes and structures that training does not give: hardly any noise, spikes, tiny, wide."""
+    p, n = (int(np.exp(rng.uniform(0, top))) for top in (6.5, 2.7))
+    rank = int(rng.integers(0, max(1, min(p, n))))
+    low = rng.normal(size=(p, rank)) @ rng.normal(size=(rank, n)) if rank else np.zeros((p, n))
+    noise = rng.normal(size=(p, n)) * np.exp(rng.normal(0, 2, n))
+    return [
+        low + noise,
+        low + 1e-3 * noise,
+        low + 1e-6 * noise,
+        low,
+        rng.standard_cauchy(size=(p, n)),
+        (low + noise) * (rng.random(size=(p, n)) < 0.1),
+    ][kind]
+
+
+@pytest.mark.parametrize("kind", range(6))
+def test_odd_matrices_converge_too(kind: int) -> None:
+    rng = np.random.default_rng(kind)
+    for _ in range(12):
+        M = odd_matrix(kind, rng)
+        result = principal_component_pursuit(M)
+        assert result.converged, (M.shape, result.residual, result.gap, result.iterations)
+        assert np.all(np.isfinite(result.energy))
+
+
 def test_stopping_early_is_said() -> None:
     estimate = PCP(max_iterations=3).estimate(planted(300, 5).updates)
     assert not estimate.converged

@@ -15,6 +15,7 @@ Square = NDArray[np.float64]
 
 _LEAST_SHARE = 1e-8  # of psi in S_ii: where an improper solution is stopped
 _STATIONARY = 1e-7  # gradient of the deviance per row, in log psi
+_ROUNDING = 1e-13
 _NEWTON_STEPS = 100
 _LARGEST_ERROR = 0.25  # relative error of a psi above which a rank does not determine it
 _SKIPPED = 4  # ranks in a row that may be passed over at first
@@ -64,7 +65,8 @@ def choose_rank(
     Ranks are tried from 0 upwards, each started from the last, until the criterion has risen twice,
     a psi is not determined any more (see `FactorFit.determined`), or the model is not identifiable.
     Too few factors can leave a psi undetermined as well, so a few such ranks are passed over as
-    long as none has been accepted. Rank 0, the column norms, is always an answer.
+    long as none has been accepted; so is one whose likelihood cannot be maximised, as happens to
+    matrices without noise. Rank 0, the column norms, is always an answer.
 
     Args:
         S: [n, n] second moments, M^T M / rows, with a positive diagonal.
@@ -81,7 +83,7 @@ def choose_rank(
     rises = skipped = 0
     for rank in range(1, limit + 1):
         fit = fit_factors(S, rows, rank, psi)
-        if not fit.determined:
+        if not (fit.determined and fit.converged):
             psi, skipped = None, skipped + 1
             if best.rank or rises or skipped > _SKIPPED:
                 break
@@ -185,6 +187,8 @@ def _newton(R: Square, rank: int, log_psi: Vector) -> tuple[Vector, bool]:
         step = np.zeros_like(log_psi)
         block = point.curvature[np.ix_(free, free)]
         step[free] = np.clip(-np.linalg.solve(block, point.gradient[free]), -2.0, 2.0)
+        if -float(point.gradient @ step) <= _ROUNDING * (1 + abs(point.value)):
+            return log_psi, True  # the best that a further step promises is rounding
         length = 1.0
         while length > 1e-6:
             candidate = np.maximum(log_psi + length * step, least)

@@ -28,6 +28,9 @@ _LOOK_EVERY = 10  # iterations between two looks at residual and duality gap
 _COARSE = 16  # the start is solved on every 16th row first ...
 _COARSE_ROWS = 1000  # ... if that leaves so many of them
 _COARSE_TOLERANCE = 1e-4
+_ADAPT_EVERY = 250  # iterations between two looks at the step ...
+_ADAPT = 3.0  # ... its change ...
+_BALANCE = 5.0  # ... and the imbalance of residual and gap that calls for it
 _HELD = 10  # iterations during which the spectrum of that start is held
 _BLOCK = 1 << 16  # numbers of one row block, so that its working set stays in the cache of a CPU
 _BLOCK_ELSEWHERE = 1 << 24
@@ -86,7 +89,8 @@ def principal_component_pursuit(
 
     - over-relaxation, L replaced by alpha L + (1 - alpha)(M - S) (Eckstein and Bertsekas 1992);
     - a smaller step: mu = 11 lambda (20 after a coarse start) times the paper's p n / (4 sum |M|).
-      Singular values of noise grow with sqrt(p), so the threshold 1/mu has to grow with them;
+      Singular values of noise grow with sqrt(p), so the threshold 1/mu has to grow with them.
+      It is changed where residual and gap do not close together;
     - a start from every 16th row. The slow part is n x n, the spectrum of A, and rows are many
       draws of the same thing: T is found on few of them and held while S and Y of all rows adapt.
 
@@ -198,7 +202,28 @@ def _solve(state: _State, goal: _Goal) -> _Measures:
             measures = _measure(state)
             if goal.reached(measures):
                 return measures
+            if state.iterations % _ADAPT_EVERY == 0:
+                _adapt(state, goal, measures)
     return measures if state.iterations % _LOOK_EVERY == 0 and measures else _measure(state)
+
+
+def _adapt(state: _State, goal: _Goal, measures: _Measures) -> None:
+    """Another step where the present one has lost its balance (Boyd et al. 2011, section 3.4.1).
+
+    A gap that is closed while the residual is not calls for a larger mu, and the other way round.
+    Most matrices converge before this is asked; nearly noise-free ones need it.
+    """
+    behind = (measures.residual / goal.tolerance) / max(measures.gap / goal.gap, 1e-12)
+    factor = _ADAPT if behind > _BALANCE else 1 / _ADAPT if behind < 1 / _BALANCE else 1.0
+    if factor == 1.0:
+        return
+    gram = np.zeros_like(state.gram)
+    for _, A, U in state.blocks():  # Y and S stay, U = Y / mu changes
+        A.sub_(U)
+        A.add_(U.div_(factor))
+        gram += _gram(A)
+    state.gram = gram * state.share
+    state.mu *= factor
 
 
 def _rows(M: torch.Tensor) -> int:
