@@ -20,6 +20,8 @@ def test_digits_are_there_without_a_network() -> None:
     assert (digits.train.inputs.min(), digits.train.inputs.max()) == (0.0, 1.0)
     assert digits.n_classes == 10
     assert digits.test is None
+    own = load_dataset("digits", scaling=Scaling((0.5,), (0.5,)))
+    assert own.train.arrays()[0].min() == -1.0
     assert set(digits.train.targets.tolist()) == set(range(10))
 
 

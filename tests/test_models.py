@@ -71,7 +71,6 @@ def test_no_layer_mixes_records(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet34"])
 def test_residual_networks_start_at_a_sane_scale(name: str) -> None:
-    """Without Fixup's start, logits of the network without normalisation are in the hundreds."""
     model = make_model(name, (3, 32, 32), 10, seed=0)
     with torch.no_grad():
         x = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -133,6 +132,15 @@ def test_own_function_by_name(own_module: str) -> None:
     again = make_model(f"{own_module}:tiny", np.array([4]), 3, seed=7, width=5)
     for one, two in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+def test_own_function_itself() -> None:
+    def make(input_shape: tuple[int, ...], n_classes: int, bias: bool = True) -> nn.Module:
+        return nn.Linear(input_shape[0], n_classes, bias=bias)
+
+    models = [make_model(make, (4,), 3, seed=7, bias=False) for _ in range(2)]
+    assert count(models[0]) == 12
+    assert torch.equal(models[0].weight, models[1].weight)
 
 
 @pytest.mark.parametrize(

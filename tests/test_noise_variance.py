@@ -8,6 +8,7 @@ import pytest
 from noisewise.errors import InvalidValueError
 from noisewise.noise.variance import (
     aggregate_noise,
+    common_factor,
     excess_noise,
     gradient_noise_variance,
     oracle_noise,
@@ -93,6 +94,13 @@ def test_noise_of_the_aggregate() -> None:
     assert aggregate_noise(best, variance) == pytest.approx(oracle_noise(variance))
     assert excess_noise(best, variance) == pytest.approx(1.0)
     assert excess_noise([1 / 3] * 3, variance) == pytest.approx(7 / 9 * 1.75)
+
+
+def test_common_factor() -> None:
+    assert common_factor([2.0, 4.4, 6.0, 0.0], [1.0, 2.0, 3.0, 0.0]) == pytest.approx(2.0)
+    assert np.isnan(common_factor([1.0], [0.0]))
+    with pytest.raises(InvalidValueError, match="estimate"):
+        common_factor([1.0, 2.0], [1.0])
 
 
 def test_noise_of_the_aggregate_at_the_edges() -> None:

@@ -233,7 +233,7 @@ def test_a_function_serves_as_partition() -> None:
     ("arguments", "field"),
     [
         ({"n_clients": 0}, "n_clients"),
-        ({"n_clients": 20}, "n_clients"),  # a single record cannot be both train and test
+        ({"n_clients": 20}, "client 0"),  # a single record cannot be both train and test
         ({"n_clients": 21}, "n_clients"),
         ({"partition": "random"}, "partition"),
         ({"partition": lambda labels, n, seed: [np.arange(20), np.arange(0)]}, "partition"),

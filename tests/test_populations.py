@@ -101,6 +101,8 @@ def test_specs_take_one_value_or_one_for_each() -> None:
     assert type(specs[0].local_epochs) is int
     many = make_specs(CLIENTS * 10, epsilons=1.0, batch_sizes=16, delta=1e-4)
     assert (many[0].id, many[119].id) == ("client-000", "client-119")
+    own = make_specs(CLIENTS[:2], **GOOD, ids=["north", "south"])
+    assert [s.id for s in own] == ["north", "south"]
 
 
 GOOD = {"epsilons": 1.0, "batch_sizes": 16, "delta": 1e-4, "local_epochs": 1}
@@ -110,6 +112,8 @@ GOOD = {"epsilons": 1.0, "batch_sizes": 16, "delta": 1e-4, "local_epochs": 1}
     ("change", "named"),
     [
         ({"epsilons": [1.0] * 11}, "epsilons"),
+        ({"ids": ["a"]}, "ids"),
+        ({"ids": ["a"] * 12}, "ids"),
         ({"batch_sizes": [16] * 13}, "batch_sizes"),
         ({"delta": [1e-4]}, "delta"),
         ({"local_epochs": []}, "local_epochs"),

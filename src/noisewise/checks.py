@@ -17,7 +17,10 @@ def positive_number(field: str, value: object) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InvalidValueError(field, value, "must be a finite number > 0")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number beyond the range of floats
+        number = math.inf
     if not math.isfinite(number) or number <= 0:
         raise InvalidValueError(field, value, "must be a finite number > 0")
     return number

@@ -96,12 +96,15 @@ class Aggregation:
         weights: [n] each >= 0, with sum 1, in the order of the columns.
         noise: the estimate that the weights rest on, where there is one.
         state: for the next round.
+        is_weighted_sum: whether delta is just sum_i w_i delta_i, so that the weights tell its
+            noise; PFA's projection is more.
     """
 
     delta: Tensor
     weights: NDArray[np.float64]
     noise: NoiseEstimate | None = None
     state: State = field(default_factory=dict)
+    is_weighted_sum: bool = True
 
 
 @runtime_checkable

@@ -14,6 +14,8 @@ from noisewise.aggregation.robust_hdp import RobustHDP
 from noisewise.aggregation.weighted import ExampleWeighted, WeiAvg
 from noisewise.data.specs import ClientSpec
 from noisewise.errors import InvalidValueError
+from noisewise.noise.estimate import Estimator
+from noisewise.noise.table import make_estimator
 from noisewise.plugins import load_object
 from noisewise.privacy.accounting import DEFAULT_ACCOUNTANT
 from noisewise.privacy.plan import LocalPlan, make_plan, non_private_plan
@@ -57,21 +59,41 @@ def plan_clients(
     specs: Sequence[ClientSpec],
     method: Method,
     *,
-    rounds: int,
+    rounds: int | Sequence[int],
     clip_norm: float,
     accountant: str = DEFAULT_ACCOUNTANT,
 ) -> tuple[LocalPlan, ...]:
-    """The local plans of all clients under a method, in the order of ``specs``."""
-    adapted = method.adapt(specs)
+    """The local plans of all clients under a method, in the order of ``specs``.
+
+    Args:
+        specs: the clients' own settings.
+        method: decides with which budget, if any, they plan.
+        rounds: for how many rounds each budget has to last; one number or one for each client. A
+            client whose planned rounds are over does not take part any more.
+        clip_norm: c.
+        accountant: ``pld``, ``rdp`` or ``moments``.
+    """
+    lasting = [rounds] * len(specs) if isinstance(rounds, int) else list(rounds)
+    if len(lasting) != len(specs):
+        raise InvalidValueError("rounds", f"{len(lasting)} values", f"must be one or {len(specs)}")
+    pairs = list(zip(method.adapt(specs), lasting, strict=True))
     if not method.private:
-        return tuple(non_private_plan(s, rounds=rounds, accountant=accountant) for s in adapted)
+        return tuple(non_private_plan(s, rounds=r, accountant=accountant) for s, r in pairs)
     return tuple(
-        make_plan(s, rounds=rounds, clip_norm=clip_norm, accountant=accountant) for s in adapted
+        make_plan(s, rounds=r, clip_norm=clip_norm, accountant=accountant) for s, r in pairs
     )
+
+
+def _robust_hdp(estimator: str | Estimator = "pcp", **options: Any) -> RobustHDP:
+    """RobustHDP whose estimator may be given by name, as configs do."""
+    made = make_estimator(estimator) if isinstance(estimator, str) else estimator
+    return RobustHDP(made, **options)
 
 
 @dataclass(frozen=True)
 class _Row:
+    """One line of the table of methods."""
+
     factory: Callable[..., object]
     summary: str
     adapt: Adapt = as_they_are
@@ -80,7 +102,7 @@ class _Row:
 
 METHODS: Mapping[str, _Row] = MappingProxyType(
     {
-        "RobustHDP": _Row(RobustHDP, "weights from the noise that the server estimates itself"),
+        "RobustHDP": _Row(_robust_hdp, "weights from the noise that the server estimates itself"),
         "WeiAvg": _Row(WeiAvg, "weights by the epsilons that clients report"),
         "PFA": _Row(PFA, "as WeiAvg, noisy clients projected on the others' main direction"),
         "DPFedAvg": _Row(ExampleWeighted, "weights by dataset size"),

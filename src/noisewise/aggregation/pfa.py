@@ -20,7 +20,10 @@ __all__ = ["PFA", "public_clients"]
 def public_clients(epsilons: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Who counts as "public": the cluster of larger epsilons.
 
-    A mixture of two Gaussians is fitted to the epsilons, as the Robust-HDP authors do. With a
+    A mixture of two Gaussians is fitted to the epsilons, as the Robust-HDP authors do, and the
+    smallest epsilon of its upper component is the threshold. (A wide upper component can claim
+    epsilons below a narrow lower one, as in the authors' Dist6, where the client with the least
+    epsilon of all would count as public: what lies below the lower mean stays private.) With a
     single value, or where one cluster takes everybody, all clients are public.
 
     Args:
@@ -35,22 +38,24 @@ def public_clients(epsilons: NDArray[np.float64]) -> NDArray[np.bool_]:
     everyone = np.ones(len(epsilons), dtype=bool)
     if len(np.unique(epsilons)) < 2:
         return everyone
-    column = np.asarray(epsilons, dtype=np.float64)[:, None]
+    column = np.sort(np.asarray(epsilons, dtype=np.float64))[:, None]  # whatever the clients' order
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         mixture = GaussianMixture(n_components=2, n_init=3, random_state=0).fit(column)
-    public = mixture.predict(column) == int(np.argmax(mixture.means_[:, 0]))
-    return public if public.any() else everyone
+    means = mixture.means_[:, 0]
+    upper = column[(mixture.predict(column) == np.argmax(means)) & (column[:, 0] > means.min())]
+    return np.asarray(epsilons >= upper.min()) if upper.size else everyone
 
 
-def _principal_directions(centred: Tensor, dimension: int) -> Tensor:
+def _principal_directions(centred: Tensor, dimension: int, energy: float) -> Tensor:
     """The ``dimension`` leading left singular vectors [p, k] of a tall matrix [p, m].
 
-    By the m x m Gram matrix; directions of (numerically) no energy are left out.
+    By the m x m Gram matrix; directions of (numerically) no energy are left out, where ``energy``
+    is that of the matrix before centring: identical columns leave nothing but rounding.
     """
     gram = centred.T @ centred
     values, vectors = torch.linalg.eigh(gram)
-    keep = values > values.max().clamp(min=0.0) * 1e-10
+    keep = values > max(float(values.max()) * 1e-10, energy * 1e-24)
     order = torch.argsort(values, descending=True)
     order = order[keep[order]][:dimension]
     directions: Tensor = centred @ (vectors[:, order] / values[order].sqrt())
@@ -93,8 +98,9 @@ class PFA:
         seen, hidden = values[:, mask].double(), values[:, ~mask].double()
         alone = seen.shape[1] == 1
         mean = torch.zeros_like(seen) if alone else seen.mean(dim=1, keepdim=True)
-        directions = _principal_directions(seen - mean, self.dimension)
+        energy = float(seen.square().sum())
+        directions = _principal_directions(seen - mean, self.dimension, energy)
         projected = mean + directions @ (directions.T @ (hidden - mean))
         combined = torch.cat([seen, projected], dim=1).to(values.dtype)
         delta = weighted_sum(combined, np.concatenate([weights[public], weights[~public]]))
-        return Aggregation(delta, weights, None, state)
+        return Aggregation(delta, weights, None, state, is_weighted_sum=False)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from noisewise.aggregation.base import Aggregation, Disclosure, ServerView, State, weighted_sum
-from noisewise.aggregation.weights import inverse_variance_weights
+from noisewise.aggregation.weights import inverse_variance_weights, without_empty
+from noisewise.checks import positive_int
 from noisewise.errors import InvalidValueError
-from noisewise.noise.estimate import Estimator, NoiseEstimate
+from noisewise.noise.estimate import Estimator
 from noisewise.noise.pcp import PCP
+from noisewise.noise.smoothing import NoiseTracker
 
 __all__ = ["RobustHDP"]
 
@@ -23,16 +22,24 @@ class RobustHDP:
 
     Args:
         estimator: anything with `estimate(updates) -> NoiseEstimate`; the paper's is `PCP`.
-        estimate: ``"every"`` round as in Algorithm 1, or the ``"first"`` round in which a client
-            takes part, as the authors' code does.
+        estimate: ``"every"`` round as in Algorithm 1; every k-th, given k; or the ``"first"`` round
+            in which a client takes part, as the authors' code does.
+        smooth: number of rounds over which a client's estimates are averaged; 1 is the paper's
+            (see `NoiseTracker`).
     """
 
     estimator: Estimator = field(default_factory=PCP)
-    estimate: Literal["every", "first"] = "every"
+    estimate: int | Literal["every", "first"] = "every"
+    smooth: int = 1
 
     def __post_init__(self) -> None:
         if self.estimate not in ("every", "first"):
-            raise InvalidValueError("estimate", self.estimate, 'must be "every" or "first"')
+            try:
+                positive_int("estimate", self.estimate)
+            except InvalidValueError:
+                allowed = 'must be "every", "first" or a whole number >= 1'
+                raise InvalidValueError("estimate", self.estimate, allowed) from None
+        positive_int("smooth", self.smooth)
         if not isinstance(self.estimator, Estimator):
             raise InvalidValueError(
                 "estimator", self.estimator, "must have a name and estimate(updates)"
@@ -45,38 +52,10 @@ class RobustHDP:
 
     def aggregate(self, view: ServerView, state: State) -> Aggregation:
         """See `Aggregator`."""
-        noise, state = self._noise(view, state)
-        weights = inverse_variance_weights(_usable(view, noise.variance))
-        return Aggregation(weighted_sum(view.updates.values, weights), weights, noise, state)
-
-    def _noise(self, view: ServerView, state: State) -> tuple[NoiseEstimate, State]:
-        """The round's estimate, or the remembered one where every client has one already."""
-        ids = view.updates.ids
-        known = dict(zip(state.get("ids", ()), state.get("variance", ()), strict=True))
-        if self.estimate == "first" and all(client in known for client in ids):
-            variance = np.array([known[client] for client in ids], dtype=np.float64)
-            return NoiseEstimate(variance, self.estimator.name, True, {"remembered": True}), state
-        noise = self.estimator.estimate(view.updates.values)
-        if self.estimate == "every":
-            return noise, state
-        merged = dict(zip(ids, noise.variance, strict=True)) | known  # the first estimate stays
-        remembered = NoiseEstimate(
-            np.array([merged[client] for client in ids], dtype=np.float64),
-            noise.method,
-            noise.converged,
-            noise.details,
-        )
-        return remembered, {
-            "ids": np.array(list(merged), dtype=np.str_),
-            "variance": np.array(list(merged.values()), dtype=np.float64),
-        }
-
-
-def _usable(view: ServerView, variance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Variances to weight by: an all-zero update carries nothing and gets no weight.
-
-    A client that adds noise cannot send zeros, so this is a fault or an attack, and the inverse of
-    its estimated variance 0 would take the whole round.
-    """
-    empty = ~(view.updates.values != 0).any(dim=0).cpu().numpy()
-    return variance if empty.all() else np.where(empty, np.inf, variance)
+        values = view.updates.values
+        every = 1 if self.estimate == "every" else self.estimate
+        tracker = NoiseTracker(self.estimator, every=every, memory=self.smooth)
+        noise, state = tracker.estimate(values, view.updates.ids, state)
+        empty = ~(values != 0).any(dim=0).cpu().numpy()
+        weights = inverse_variance_weights(without_empty(noise.variance, empty))
+        return Aggregation(weighted_sum(values, weights), weights, noise, state)

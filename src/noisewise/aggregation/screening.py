@@ -14,6 +14,9 @@ from noisewise.errors import UpdateError
 __all__ = ["Screened", "screen_updates"]
 
 
+_LARGEST_ENERGY = 1e200  # estimators square and sum; float32 updates never come near
+
+
 @dataclass(frozen=True)
 class Screened:
     """The sound updates, and why each of the others was dropped."""
@@ -26,6 +29,8 @@ def _fault(update: object, size: int, dtype: torch.dtype) -> str | None:
     """What is wrong with one update, or None."""
     if not isinstance(update, Tensor):
         return f"is a {type(update).__name__}, not a tensor"
+    if update.layout != torch.strided or update.is_nested or update.is_meta:
+        return "is not a dense tensor with values"
     if update.shape != (size,):
         return f"has shape {tuple(update.shape)}, expected ({size},)"
     if update.dtype != dtype:
@@ -33,6 +38,8 @@ def _fault(update: object, size: int, dtype: torch.dtype) -> str | None:
     if not bool(torch.isfinite(update).all()):
         bad = int((~torch.isfinite(update)).sum())
         return f"has {bad} values that are not finite"
+    if float(update.detach().double().square().sum()) > _LARGEST_ENERGY:
+        return f"is too large: its squared norm is above {_LARGEST_ENERGY:g}"
     return None
 
 
@@ -57,5 +64,5 @@ def screen_updates(
     if not kept:
         reasons = "; ".join(f"{client} {fault}" for client, fault in dropped.items())
         raise UpdateError(f"no usable update in this round: {reasons or 'nobody answered'}")
-    matrix = torch.stack([received[client] for client in kept], dim=1)
+    matrix = torch.stack([received[client].detach() for client in kept], dim=1)
     return Screened(UpdateMatrix(matrix, tuple(kept)), dropped)

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from noisewise.errors import InvalidValueError
 
-__all__ = ["inverse_variance_weights", "proportional_weights"]
+__all__ = ["inverse_variance_weights", "proportional_weights", "without_empty"]
 
 
 def inverse_variance_weights(
@@ -63,6 +63,17 @@ def inverse_variance_weights(
         weights[group] = _share(mass, np.maximum(precision, _TINY), floor, cap)
         break
     return weights
+
+
+def without_empty(variance: ArrayLike, empty: ArrayLike) -> NDArray[np.float64]:
+    """Variances to weight by, with the clients marked ``empty`` ([n] bool) set to infinity.
+
+    A client that adds noise cannot send zeros, so an all-zero update is a fault or an attack, and
+    the inverse of its estimated variance 0 would take the whole round. If all are empty, it does
+    not matter, and all stay as they are.
+    """
+    v, none = np.asarray(variance, dtype=np.float64), np.asarray(empty, dtype=bool)
+    return v if none.all() else np.where(none, np.inf, v)
 
 
 def proportional_weights(values: ArrayLike) -> NDArray[np.float64]:

@@ -1,122 +1,36 @@
-"""`Examples` and `Dataset`: records in memory, and the table of datasets that load by name."""
+"""Datasets by name: load, get, list and verify them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
-from noisewise.checks import positive_int, positive_number
-from noisewise.errors import InvalidValueError
+from noisewise.checks import positive_int
+from noisewise.data.acquire import acquire
+from noisewise.data.cache import clean, dataset_folder, exclusive, open_arrays, problems
+from noisewise.data.catalogue import CATALOGUE
+from noisewise.data.examples import Examples, Scaling
+from noisewise.data.layouts import Arrays
+from noisewise.data.progress import Progress, silent
+from noisewise.errors import InvalidValueError, SourceError
 
-__all__ = ["Dataset", "Examples", "Scaling", "dataset_names", "load_dataset"]
+__all__ = [
+    "Dataset",
+    "DatasetStatus",
+    "Examples",
+    "Scaling",
+    "dataset_names",
+    "get_dataset",
+    "list_datasets",
+    "load_dataset",
+    "verify_dataset",
+]
 
-
-@dataclass(frozen=True)
-class Scaling:
-    """x -> (x - mean) / std, for the whole input or for each channel (the axis after the record's).
-
-    Inputs of type uint8 are divided by 255 first, so ``mean`` and ``std`` speak of [0, 1].
-
-    Args:
-        mean: one number, or one for each channel.
-        std: as many numbers > 0.
-    """
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not self.mean or len(self.mean) != len(self.std):
-            raise InvalidValueError(
-                "scaling.std", self.std, f"must have as many numbers as mean = {self.mean}"
-            )
-        if not np.isfinite(self.mean).all():
-            raise InvalidValueError("scaling.mean", self.mean, "must be finite numbers")
-        for value in self.std:
-            positive_number("scaling.std", value)
-
-    def apply(self, inputs: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the scaled inputs [N, ...] as float32; the argument stays as it is."""
-        scaled = _unit(inputs)
-        mean = np.asarray(self.mean, dtype=np.float32)
-        std = np.asarray(self.std, dtype=np.float32)
-        if len(self.mean) > 1:
-            if inputs.ndim < 2 or inputs.shape[1] != len(self.mean):
-                raise InvalidValueError(
-                    "scaling.mean", self.mean, f"must fit the channels of inputs {inputs.shape}"
-                )
-            shape = (1, -1) + (1,) * (inputs.ndim - 2)
-            mean, std = mean.reshape(shape), std.reshape(shape)
-        scaled -= mean
-        scaled /= std
-        return scaled
-
-
-def _unit(inputs: NDArray[Any]) -> NDArray[np.float32]:
-    """A float32 copy, with uint8 brought to [0, 1]."""
-    copy = np.array(inputs, dtype=np.float32)
-    if inputs.dtype == np.uint8:
-        copy /= np.float32(255)
-    return copy
-
-
-@dataclass(frozen=True, eq=False)
-class Examples:
-    """Labelled records: inputs as they are stored, and the rule that scales them.
-
-    Args:
-        inputs: [N, ...], uint8 (images, possibly memory-mapped) or float32; images are
-            [N, channels, height, width].
-        targets: [N], int64, classes from 0.
-        scaling: applied by `arrays`; None leaves float32 alone and brings uint8 to [0, 1].
-
-    Example:
-        >>> digits = load_dataset("digits").train
-        >>> len(digits), len(digits.take([0, 5, 9]))
-        (1797, 3)
-    """
-
-    inputs: NDArray[Any]
-    targets: NDArray[np.int64]
-    scaling: Scaling | None = None
-
-    def __post_init__(self) -> None:
-        for field in ("inputs", "targets"):
-            if not isinstance(getattr(self, field), np.ndarray):
-                raise InvalidValueError(field, type(getattr(self, field)), "must be a numpy array")
-        if self.inputs.ndim < 1 or self.inputs.dtype not in (np.uint8, np.float32):
-            raise InvalidValueError(
-                "inputs",
-                f"{self.inputs.dtype}{list(self.inputs.shape)}",
-                "must be uint8 or float32 of shape [N, ...]",
-            )
-        if self.targets.dtype != np.int64 or self.targets.shape != self.inputs.shape[:1]:
-            raise InvalidValueError(
-                "targets",
-                f"{self.targets.dtype}{list(self.targets.shape)}",
-                f"must be int64 of shape [{self.inputs.shape[0]}], one class for each input",
-            )
-
-    def __len__(self) -> int:
-        return int(self.targets.shape[0])
-
-    def take(self, index: ArrayLike | slice) -> Examples:
-        """Return a copy of the records at ``index`` only (whole numbers, a mask or a slice)."""
-        if not isinstance(index, slice):
-            index = np.asarray(index)
-            if index.size == 0:
-                index = index.astype(np.int64)
-        inputs = np.array(np.asarray(self.inputs)[index])
-        return Examples(inputs, np.array(np.asarray(self.targets)[index]), self.scaling)
-
-    def arrays(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return the scaled inputs as float32 and the targets, ready for a model."""
-        scaled = self.scaling.apply(self.inputs) if self.scaling else _unit(self.inputs)
-        return scaled, np.array(self.targets)
+DIGITS = "digits"
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,33 +65,165 @@ class Dataset:
                     )
 
 
-def _digits() -> Dataset:
+@dataclass(frozen=True)
+class DatasetStatus:
+    """What is known of a dataset without reading it.
+
+    Args:
+        name: for `load_dataset`.
+        n_train: number of training records.
+        n_test: number of published test records; 0 if there are none.
+        shape: of a record.
+        n_classes: number of classes.
+        state: ``"built in"``, ``"cached"``, ``"damaged"`` or ``"not here"``.
+        folder: of the cached arrays, or None.
+        sources: where it can be had, in order.
+    """
+
+    name: str
+    n_train: int
+    n_test: int
+    shape: tuple[int, ...]
+    n_classes: int
+    state: str
+    folder: Path | None
+    sources: tuple[str, ...]
+
+
+def dataset_names() -> tuple[str, ...]:
+    """The names that `load_dataset` knows."""
+    return (DIGITS, *CATALOGUE)
+
+
+def load_dataset(
+    name: str,
+    *,
+    folder: str | Path | None = None,
+    scaling: Scaling | None = None,
+    progress: Progress = silent,
+) -> Dataset:
+    """Load a dataset by name, fetching it first if need be.
+
+    Images stay uint8 and memory-mapped; `Examples.arrays` scales what is taken of them. The cache
+    is verified by SHA-256 on every load, and fetched anew if it is damaged.
+
+    Args:
+        name: one of `dataset_names`. ``"digits"`` needs no network.
+        folder: where files were placed by hand; else the variable ``NOISEWISE_DATA`` names it.
+        scaling: instead of the paper's normalisation.
+        progress: told about downloads.
+
+    Raises:
+        InvalidValueError: the name is unknown.
+        SourceError: the dataset is not here and no source has it; the message says how to help.
+    """
+    if name == DIGITS:
+        return _digits(scaling)
+    get_dataset(name, folder, progress)
+    info = CATALOGUE[name]
+    arrays = open_arrays(info)
+    return Dataset(
+        name,
+        train=_examples(arrays, "train", scaling or info.scaling),
+        test=_examples(arrays, "test", scaling or info.scaling),
+        n_classes=info.n_classes,
+        deal_test=info.deal_test,
+    )
+
+
+def get_dataset(
+    name: str, folder: str | Path | None = None, progress: Progress | None = None
+) -> DatasetStatus:
+    """Make sure that a dataset is in the cache, whole and verified.
+
+    Several processes may call this at once: one fetches, the others wait.
+
+    Args:
+        name: one of `dataset_names`.
+        folder: where files were placed by hand; else the variable ``NOISEWISE_DATA`` names it.
+        progress: told about downloads.
+
+    Raises:
+        InvalidValueError: the name is unknown.
+        SourceError: no source has it; the message lists what was tried and how to help.
+    """
+    _check_name(name)
+    if name != DIGITS and problems(CATALOGUE[name]):
+        info = CATALOGUE[name]
+        with exclusive(name):
+            found = problems(info)  # another process may have been quicker
+            if found:
+                if _cached_files(name):
+                    log.warning("%s: cache is damaged (%s); fetching anew", name, "; ".join(found))
+                clean(name)
+                acquire(info, folder, progress or silent)
+    return _status(name)
+
+
+def list_datasets() -> list[DatasetStatus]:
+    """All datasets by name, and whether they are here. Nothing is read but the folder."""
+    return [_status(name) for name in dataset_names()]
+
+
+def verify_dataset(name: str) -> list[str]:
+    """Compare a cached dataset with its SHA-256, byte by byte.
+
+    Returns:
+        What is wrong, in words; an empty list if all is well. `get_dataset` mends it.
+
+    Raises:
+        InvalidValueError: the name is unknown.
+    """
+    _check_name(name)
+    if name == DIGITS:
+        return []
+    if not _cached_files(name):
+        return [f"not here; get it with get_dataset({name!r})"]
+    return problems(CATALOGUE[name])
+
+
+def _digits(scaling: Scaling | None) -> Dataset:
     """The handwritten digits that ship with scikit-learn: 1797 images [1, 8, 8] in [0, 1]."""
     from sklearn.datasets import load_digits  # slow to import, and only needed here
 
     bunch = load_digits()
     inputs = (np.asarray(bunch.images, dtype=np.float32) / np.float32(16))[:, None]
     targets = np.asarray(bunch.target, dtype=np.int64)
-    return Dataset("digits", Examples(inputs, targets), test=None, n_classes=10)
+    return Dataset(DIGITS, Examples(inputs, targets, scaling), test=None, n_classes=10)
 
 
-_LOADERS: Mapping[str, Callable[[], Dataset]] = {"digits": _digits}
+def _examples(arrays: Arrays, part: str, scaling: Scaling) -> Examples:
+    targets = np.asarray(arrays[f"{part}_targets"]).astype(np.int64)
+    return Examples(arrays[f"{part}_inputs"], targets, scaling)
 
 
-def dataset_names() -> tuple[str, ...]:
-    """The names that `load_dataset` knows."""
-    return tuple(_LOADERS)
+def _check_name(name: str) -> None:
+    if name not in dataset_names():
+        raise InvalidValueError("dataset", name, f"must be one of {', '.join(dataset_names())}")
 
 
-def load_dataset(name: str) -> Dataset:
-    """Load a dataset by name.
+def _cached_files(name: str) -> list[Path]:
+    return sorted(dataset_folder(name).glob("*.npy"))
 
-    Args:
-        name: one of `dataset_names`. ``"digits"`` needs no network.
 
-    Raises:
-        InvalidValueError: the name is unknown.
-    """
-    if name not in _LOADERS:
-        raise InvalidValueError("dataset", name, f"must be one of {', '.join(_LOADERS)}")
-    return _LOADERS[name]()
+def _status(name: str) -> DatasetStatus:
+    if name == DIGITS:
+        return DatasetStatus(DIGITS, 1797, 0, (1, 8, 8), 10, "built in", None, ("scikit-learn",))
+    info = CATALOGUE[name]
+    state = "not here"
+    if _cached_files(name):
+        try:
+            open_arrays(info)
+            state = "cached"
+        except SourceError:
+            state = "damaged"
+    return DatasetStatus(
+        name,
+        info.n_train,
+        info.n_test,
+        info.shape,
+        info.n_classes,
+        state,
+        dataset_folder(name) if state != "not here" else None,
+        tuple(source.title for source in info.sources),
+    )

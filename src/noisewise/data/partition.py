@@ -16,6 +16,7 @@ from noisewise.randomness import keyed_generator
 
 __all__ = [
     "ClientData",
+    "hold_out",
     "partition_dirichlet",
     "partition_iid",
     "partition_quantity",
@@ -210,20 +211,30 @@ def split_dataset(
     if test_fraction is None and dataset.deal_test and dataset.test is not None:
         return _with_published_test(dataset.train, dataset.test, parts, seed)
     share = TEST_FRACTION if test_fraction is None else test_fraction
-    clients = []
-    for number, part in enumerate(parts):
-        if len(part) < 2:
-            raise InvalidValueError(
-                "n_clients",
-                n_clients,
-                f"leaves client {number} with {len(part)} record(s), and each needs 1 to train and "
-                "1 to test; take fewer clients",
-            )
-        held_out = _hold_out(labels[part], share, keyed_generator(seed, "hold out", number))
-        clients.append(
-            ClientData(dataset.train.take(part[~held_out]), dataset.train.take(part[held_out]))
+    return tuple(
+        hold_out(dataset.train.take(part), share, seed, number) for number, part in enumerate(parts)
+    )
+
+
+def hold_out(records: Examples, test_fraction: float, seed: int, number: int) -> ClientData:
+    """Split one client's records into train and test, with the same mix of labels.
+
+    Args:
+        records: all that the client holds.
+        test_fraction: share that is held out; at least one record stays on either side.
+        seed: the same seed gives the same split.
+        number: of the client, so that each has a random stream of its own.
+    """
+    fraction("test_fraction", test_fraction, one_allowed=False)
+    if len(records) < 2:
+        raise InvalidValueError(
+            f"client {number}",
+            f"{len(records)} record(s)",
+            "needs at least 1 to train and 1 to test; take fewer clients or more data",
         )
-    return tuple(clients)
+    rng = keyed_generator(non_negative_int("seed", seed), "hold out", number)
+    mask = _hold_out(records.targets, test_fraction, rng)
+    return ClientData(records.take(~mask), records.take(mask))
 
 
 def _partition(

@@ -24,6 +24,7 @@ __all__ = [
     "Uniform",
     "authors_population",
     "make_specs",
+    "population_table",
     "sample_batch_sizes",
     "sample_epsilons",
 ]
@@ -173,6 +174,7 @@ def make_specs(
     batch_sizes: int | Sequence[int],
     delta: float | Sequence[float],
     local_epochs: int | Sequence[int] = 1,
+    ids: Sequence[str] | None = None,
 ) -> tuple[ClientSpec, ...]:
     """Make one `ClientSpec` for each client; N_i is the number of its training records.
 
@@ -184,12 +186,16 @@ def make_specs(
         batch_sizes: expected batches.
         delta: delta of the budgets.
         local_epochs: passes over the data in a round.
+        ids: names of the clients; None for ``client-00``, ``client-01``, ...
 
     Returns:
-        Specs with the ids ``client-00``, ``client-01``, ...
+        The specs, in the order of ``clients``.
     """
     n = positive_int("number of clients", len(clients))
     width = max(2, len(str(n - 1)))
+    names = [f"client-{number:0{width}d}" for number in range(n)] if ids is None else list(ids)
+    if len(names) != n or len(set(names)) != n:
+        raise InvalidValueError("ids", names, f"must be {n} different names")
     table = {
         "epsilon": _spread("epsilons", epsilons, n),
         "batch_size": _spread("batch_sizes", batch_sizes, n),
@@ -198,11 +204,43 @@ def make_specs(
     }
     return tuple(
         ClientSpec(
-            id=f"client-{number:0{width}d}",
+            id=names[number],
             n_examples=len(client.train),
             **{field: values[number] for field, values in table.items()},
         )
         for number, client in enumerate(clients)
+    )
+
+
+def population_table(specs: Sequence[ClientSpec]) -> str:
+    """Print a population: one line for each client, ready for a terminal.
+
+    Example:
+        >>> print(population_table([ClientSpec("client-00", 2400, 32, 0.5, 1e-4)]))
+        client        N   b       q  steps  epsilon   delta
+        client-00  2400  32  0.0133     75      0.5  0.0001
+    """
+    rows = [["client", "N", "b", "q", "steps", "epsilon", "delta"]] + [
+        [
+            spec.id,
+            str(spec.n_examples),
+            str(spec.batch_size),
+            f"{spec.sample_rate:.4f}",
+            str(spec.steps_per_round),
+            f"{spec.epsilon:.4g}",
+            f"{spec.delta:.4g}",
+        ]
+        for spec in specs
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            [
+                row[0].ljust(widths[0]),
+                *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)),
+            ]
+        )
+        for row in rows
     )
 
 

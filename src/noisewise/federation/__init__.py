@@ -1,1 +1,16 @@
 """The round loop, its executors, checkpoints and results."""
+
+from noisewise.federation.clients import Client, make_clients
+from noisewise.federation.results import RoundRecord, RunResult, load_result
+from noisewise.federation.settings import TrainingSettings
+from noisewise.federation.simulation import simulate
+
+__all__ = [
+    "Client",
+    "RoundRecord",
+    "RunResult",
+    "TrainingSettings",
+    "load_result",
+    "make_clients",
+    "simulate",
+]

@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from noisewise.noise.estimate import Matrix, NoiseEstimate
-from noisewise.noise.matrix import as_array, check_finite, column_energy
+from noisewise.noise.blocks import Updates
+from noisewise.noise.estimate import NoiseEstimate
+from noisewise.noise.gram import column_energy
+from noisewise.noise.sampling import SampleSize, check_sample, draw_rows
 
 __all__ = ["Norm"]
+
+_BUDGET = 10**10  # p n^2 above which a sample of the coordinates is read
 
 
 @dataclass(frozen=True)
 class Norm:
-    """sigma_i^2 = ||delta_i||^2: right when noise dwarfs the signal, as in most rounds with DP."""
+    """sigma_i^2 = ||delta_i||^2: right when noise dwarfs the signal, as in most rounds with DP.
+
+    Attributes:
+        sample: number of coordinates to read, None for all, or ``auto`` (see `draw_rows`).
+        seed: of the sample.
+    """
+
+    sample: SampleSize = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_sample(self.sample, self.seed)
 
     @property
     def name(self) -> str:
         """``norm``."""
         return "norm"
 
-    def estimate(self, updates: Matrix) -> NoiseEstimate:
+    @property
+    def takes_blocks(self) -> Literal[True]:
+        """See `StreamingEstimator`."""
+        return True
+
+    def estimate(self, updates: Updates) -> NoiseEstimate:
         """Squared norm of each column of ``updates`` ([p, n])."""
-        energy = column_energy(as_array(updates))
-        check_finite(energy)
-        return NoiseEstimate(variance=energy, method=self.name)
+        drawn = draw_rows(updates, self.sample, self.seed, _BUDGET, one_pass=True)
+        energy, rows = column_energy(drawn.values)
+        variance = energy * drawn.scale(rows)
+        return NoiseEstimate(variance=variance, method=self.name, details={"rows": rows})

@@ -9,6 +9,7 @@ from noisewise.errors import InvalidValueError
 
 __all__ = [
     "aggregate_noise",
+    "common_factor",
     "excess_noise",
     "gradient_noise_variance",
     "oracle_noise",
@@ -48,9 +49,9 @@ def gradient_noise_variance(
         sigma_g~^2, float64, of the broadcast shape of the arguments.
 
     Examples:
-        >>> float(gradient_noise_variance(1000, 1.0, 2.0, 10))
+        >>> round(float(gradient_noise_variance(1000, 1.0, 2.0, 10)), 6)
         40.0
-        >>> float(gradient_noise_variance(1000, 1.0, 2.0, 10, mean_gradient_norm=0.0))
+        >>> round(float(gradient_noise_variance(1000, 1.0, 2.0, 10, mean_gradient_norm=0.0)), 6)
         40.1
     """
     if mean_gradient_norm is not None and gradient_variance is not None:
@@ -152,6 +153,19 @@ def excess_noise(weights: ArrayLike, variance: ArrayLike) -> float:
     if least == 0:
         return 1.0 if noise == 0 else float("inf")
     return noise / least
+
+
+def common_factor(estimate: ArrayLike, variance: ArrayLike) -> float:
+    """The factor by which an estimate is off for all clients alike: the median of the ratios.
+
+    Weights do not depend on it (the paper's section on reliability, its r^2). NaN without a client
+    whose true variance is above 0.
+    """
+    e = np.atleast_1d(_numbers("estimate", estimate, zero=True, infinite=True))
+    v = np.atleast_1d(_numbers("variance", variance, zero=True))
+    if e.shape != v.shape:
+        raise InvalidValueError("estimate", e.shape, f"must be [n] like variance, {v.shape}")
+    return float(np.median(e[v > 0] / v[v > 0])) if np.any(v > 0) else float("nan")
 
 
 def _numbers(

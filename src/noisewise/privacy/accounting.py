@@ -27,7 +27,14 @@ from dp_accounting.pld import privacy_loss_distribution
 from noisewise.checks import fraction, positive_int, positive_number
 from noisewise.errors import AccountingError, InvalidValueError
 
-__all__ = ["ACCOUNTANTS", "DEFAULT_ACCOUNTANT", "epsilon_of", "moments_floor", "step_loss_std"]
+__all__ = [
+    "ACCOUNTANTS",
+    "DEFAULT_ACCOUNTANT",
+    "compose_rounds",
+    "epsilon_of",
+    "moments_floor",
+    "step_loss_std",
+]
 
 DEFAULT_ACCOUNTANT = "pld"
 
@@ -36,6 +43,12 @@ MOMENTS_ORDERS = tuple(1 + x / 10 for x in range(1, 100)) + tuple(float(a) for a
 
 _SMALLEST_PLD_NOISE = 0.15
 """Below this noise multiplier (epsilons of many hundreds) a loss distribution outgrows memory."""
+
+_COARSE_GRID, _FINE_GRID = 20_000, 200_000
+"""Points of one step's loss distribution on the first grid, and at most on the last."""
+
+_SETTLED = 0.002
+"""A grid four times as fine that lowers epsilon by a smaller share ends the refinement."""
 
 
 def step_loss_std(sample_rate: float, noise_multiplier: float) -> float:
@@ -61,21 +74,62 @@ def _pld_interval(sample_rate: float, noise_multiplier: float, steps: int) -> fl
     return min(0.12 * s, 0.03 * s * math.sqrt(steps), 0.05)
 
 
+def _largest_loss(sample_rate: float, noise_multiplier: float) -> float:
+    """The largest loss of one step that the distribution holds: ten deviations out."""
+    unsampled = 10 / noise_multiplier + 0.5 / noise_multiplier**2
+    return float(
+        np.logaddexp(math.log1p(-sample_rate), math.log(sample_rate) + unsampled)
+        if sample_rate < 1
+        else unsampled
+    )
+
+
+def _grid(sample_rate: float, noise_multiplier: float, steps: int) -> float:
+    """The width that is fine enough, or the finest that memory allows."""
+    widest = _largest_loss(sample_rate, noise_multiplier)
+    return max(_pld_interval(sample_rate, noise_multiplier, steps), widest / _FINE_GRID)
+
+
+@functools.lru_cache(maxsize=32)
+def _one_step(
+    sample_rate: float, noise_multiplier: float, interval: float
+) -> privacy_loss_distribution.PrivacyLossDistribution:
+    """Loss distribution of one step, kept for the next round of the same client."""
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        noise_multiplier,
+        value_discretization_interval=interval,
+        sampling_prob=sample_rate,
+        pessimistic_estimate=True,
+    )
+
+
 def _pld_epsilon(sample_rate: float, noise_multiplier: float, steps: int, delta: float) -> float:
-    """Epsilon by privacy loss distributions (dp-accounting), an upper bound by construction."""
+    """Epsilon by privacy loss distributions (dp-accounting), an upper bound by construction.
+
+    With tiny sampling rates and little noise the finest grid would need gigabytes. The grid then
+    starts coarse and is refined until that changes little: every grid gives an upper bound.
+    """
     if sample_rate == 1.0:
         # T Gaussian steps without sampling are one Gaussian step with z / sqrt(T), exactly.
         noise_multiplier, steps = noise_multiplier / math.sqrt(steps), 1
     if noise_multiplier < (_SMALLEST_PLD_NOISE if sample_rate < 1 else 0.05):
         return _rdp_epsilon(sample_rate, noise_multiplier, steps, delta)  # a looser upper bound
-    with np.errstate(over="ignore"):
-        single = privacy_loss_distribution.from_gaussian_mechanism(
-            noise_multiplier,
-            value_discretization_interval=_pld_interval(sample_rate, noise_multiplier, steps),
-            sampling_prob=sample_rate,
-            pessimistic_estimate=True,
-        )
-        return float(single.self_compose(steps).get_epsilon_for_delta(delta))
+
+    def on_grid(interval: float) -> float:
+        with np.errstate(over="ignore"):
+            single = _one_step(sample_rate, noise_multiplier, interval)
+            return float(single.self_compose(steps).get_epsilon_for_delta(delta))
+
+    widest = _largest_loss(sample_rate, noise_multiplier)
+    finest = _grid(sample_rate, noise_multiplier, steps)
+    interval = max(finest, widest / _COARSE_GRID)
+    epsilon = on_grid(interval)
+    while interval > finest and epsilon > 0:
+        interval = max(finest, interval / 4)
+        coarser, epsilon = epsilon, on_grid(interval)
+        if epsilon > (1 - _SETTLED) * coarser:
+            return min(coarser, epsilon)
+    return epsilon
 
 
 @contextlib.contextmanager
@@ -131,6 +185,38 @@ def _moments_epsilon(
     return float(np.min(values + math.log(1 / delta) / (orders - 1)))
 
 
+def compose_rounds(
+    sample_rate: float,
+    noise_multiplier: float,
+    steps_per_round: int,
+    rounds: int,
+    delta: float,
+    accountant: str = DEFAULT_ACCOUNTANT,
+) -> Iterator[float]:
+    """Epsilon after 1, 2, ..., ``rounds`` rounds, each an upper bound; 0 where one cannot tell.
+
+    One round's loss distribution (or Renyi DP) is composed with itself round by round.
+    """
+    if rounds < 1:
+        return
+    if accountant == "pld" and noise_multiplier >= _SMALLEST_PLD_NOISE and sample_rate < 1:
+        interval = _grid(sample_rate, noise_multiplier, steps_per_round * rounds)
+        with np.errstate(over="ignore"):
+            one = _one_step(sample_rate, noise_multiplier, interval).self_compose(steps_per_round)
+            total = one
+            for number in range(rounds):
+                total = total if number == 0 else total.compose(one)
+                yield float(total.get_epsilon_for_delta(delta))
+        return
+    for number in range(1, rounds + 1):
+        try:
+            yield epsilon_of(
+                sample_rate, noise_multiplier, number * steps_per_round, delta, accountant
+            )
+        except AccountingError:
+            yield 0.0
+
+
 def moments_floor(delta: float) -> float:
     """Below this epsilon ``moments`` has no answer, however large the noise: log(1/delta) / 63."""
     return math.log(1 / delta) / (max(MOMENTS_ORDERS) - 1)
@@ -144,7 +230,7 @@ ACCOUNTANTS: Mapping[str, Accountant] = MappingProxyType(
 """Accountants by name: (sample_rate, noise_multiplier, steps, delta) -> epsilon."""
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.lru_cache(maxsize=65536, typed=True)  # typed: True must not pass for a cached 1
 def epsilon_of(
     sample_rate: float,
     noise_multiplier: float,
@@ -177,7 +263,10 @@ def epsilon_of(
     positive_number("noise_multiplier", noise_multiplier)
     positive_int("steps", steps)
     fraction("delta", delta, one_allowed=False)
-    epsilon = ACCOUNTANTS[accountant](sample_rate, noise_multiplier, steps, delta)
+    try:
+        epsilon = ACCOUNTANTS[accountant](sample_rate, noise_multiplier, steps, delta)
+    except ArithmeticError:  # numbers beyond the range of floats
+        epsilon = math.nan
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise AccountingError(
             f"accountant '{accountant}' answers epsilon = {epsilon:g} for {steps} steps at "

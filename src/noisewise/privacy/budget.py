@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from noisewise.checks import fraction, positive_number
+from noisewise.errors import InvalidValueError
 
 __all__ = ["PrivacyBudget", "overall_guarantee"]
 
@@ -31,4 +32,6 @@ def overall_guarantee(budgets: Iterable[PrivacyBudget]) -> PrivacyBudget:
     Source: the paper's theorem on local DP (thm:localdp). The clients' records must be disjoint.
     """
     budgets = tuple(budgets)
+    if not budgets:
+        raise InvalidValueError("budgets", budgets, "must hold at least one client's budget")
     return PrivacyBudget(max(b.epsilon for b in budgets), max(b.delta for b in budgets))

@@ -13,7 +13,8 @@ from pathlib import Path
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from noisewise.errors import AccountingError
+from noisewise.checks import fraction, positive_int
+from noisewise.errors import AccountingError, NoisewiseError
 from noisewise.privacy.accounting import DEFAULT_ACCOUNTANT, epsilon_of, moments_floor
 from noisewise.privacy.budget import PrivacyBudget
 from noisewise.storage import cache_dir
@@ -41,7 +42,8 @@ def calibrate(
 
     The answer is safe, epsilon(z) <= budget.epsilon, and tight, within `SLACK` of it (for epsilons
     of many hundreds, where ``pld`` hands over to ``rdp``, it may be looser). A cached answer is
-    confirmed by one evaluation before it is used, so a damaged cache can never make it unsafe.
+    confirmed by one evaluation before it is used, so a damaged cache can make it neither unsafe nor
+    needlessly noisy.
 
     Raises:
         AccountingError: if no noise multiplier keeps the budget under this accountant.
@@ -50,16 +52,29 @@ def calibrate(
         >>> round(calibrate(PrivacyBudget(0.5, 1e-4), 32 / 2400, 15_000).noise_multiplier, 1)
         9.7
     """
+    fraction("sample_rate", sample_rate)
+    positive_int("steps", steps)
     _refuse_below_floor(budget, accountant)
     key = _key(budget, sample_rate, steps, accountant)
     known = _read_cache(_cache_file()).get(key)
-    if known is not None and known.noise_multiplier > 0:
-        epsilon = epsilon_of(sample_rate, known.noise_multiplier, steps, budget.delta, accountant)
-        if epsilon <= budget.epsilon:
-            return Calibration(known.noise_multiplier, epsilon)
+    known = known and _confirmed(known, budget, sample_rate, steps, accountant)
+    if known is not None:
+        return known
     found = _search(budget, sample_rate, steps, accountant)
     _append_cache(key, found)
     return found
+
+
+def _confirmed(
+    known: Calibration, budget: PrivacyBudget, sample_rate: float, steps: int, accountant: str
+) -> Calibration | None:
+    """A cached answer if an evaluation of our own finds it as safe and as tight as a search's."""
+    try:
+        epsilon = epsilon_of(sample_rate, known.noise_multiplier, steps, budget.delta, accountant)
+    except NoisewiseError:
+        return None
+    sound = (1 - SLACK) * budget.epsilon <= epsilon <= budget.epsilon
+    return Calibration(known.noise_multiplier, epsilon) if sound else None
 
 
 def _refuse_below_floor(budget: PrivacyBudget, accountant: str) -> None:
@@ -175,7 +190,7 @@ def _read_cache(path: Path) -> dict[str, Calibration]:
     """All readable lines; a torn or foreign line is passed over."""
     found: dict[str, Calibration] = {}
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(errors="replace").splitlines()
     except OSError:
         return found
     for line in lines:
@@ -184,7 +199,7 @@ def _read_cache(path: Path) -> dict[str, Calibration]:
             found[str(entry["key"])] = Calibration(
                 float(entry["noise_multiplier"]), float(entry["epsilon"])
             )
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
     return found
 
@@ -193,7 +208,8 @@ def _append_cache(key: str, found: Calibration) -> None:
     """Append one line in one write, so that processes can share the file; no disk, no cache."""
     path = _cache_file()
     _read_cache(path)[key] = found
-    line = json.dumps({"key": key, **asdict(found)}) + "\n"
+    # The line break comes first as well, lest a torn last line swallow this one.
+    line = "\n" + json.dumps({"key": key, **asdict(found)}) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

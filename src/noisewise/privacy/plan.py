@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from noisewise.checks import fraction, non_negative_int, positive_int, positive_number
+from noisewise.checks import fraction, positive_int, positive_number
 from noisewise.data.specs import ClientSpec
 from noisewise.errors import AccountingError, InvalidValueError
-from noisewise.privacy.accounting import ACCOUNTANTS, DEFAULT_ACCOUNTANT, epsilon_of
+from noisewise.privacy.accounting import ACCOUNTANTS, DEFAULT_ACCOUNTANT
 from noisewise.privacy.budget import PrivacyBudget
 from noisewise.privacy.calibration import calibrate
 
-__all__ = ["LocalPlan", "epsilon_spent", "make_plan", "non_private_plan"]
+__all__ = ["LocalPlan", "make_plan", "non_private_plan"]
 
 
 @dataclass(frozen=True)
@@ -117,33 +116,4 @@ def non_private_plan(
         rounds=rounds,
         accountant=accountant,
         budget=None,
-    )
-
-
-def epsilon_spent(plan: LocalPlan, rounds_done: int) -> float:
-    """Epsilon after ``rounds_done`` rounds, at the budget's delta; inf without a budget.
-
-    Early rounds can be so private that an accountant answers 0 at this delta. What it then says at
-    a smaller delta is a positive upper bound, and we report that.
-    """
-    non_negative_int("rounds_done", rounds_done)
-    if rounds_done == 0:
-        return 0.0
-    if plan.budget is None:
-        return math.inf
-    steps, delta = rounds_done * plan.steps_per_round, plan.budget.delta
-    for tighter in (delta, delta / 10, delta / 100, delta / 1000):
-        try:
-            return epsilon_of(
-                plan.sample_rate, plan.noise_multiplier, steps, tighter, plan.accountant
-            )
-        except AccountingError:
-            continue
-    # Spending grows with the rounds, so the whole plan's epsilon bounds any part of it.
-    return epsilon_of(
-        plan.sample_rate,
-        plan.noise_multiplier,
-        max(plan.rounds, rounds_done) * plan.steps_per_round,
-        delta,
-        plan.accountant,
     )

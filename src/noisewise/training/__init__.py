@@ -3,6 +3,7 @@
 from noisewise.training.engine import FastGradients, make_engine
 from noisewise.training.gradients import FunctionalGradients, GradientEngine, Loss
 from noisewise.training.local import LocalUpdate, TensorData, local_update
+from noisewise.training.models import make_model, model_names
 from noisewise.training.parameters import ParameterLayout, check_model
 
 __all__ = [
@@ -16,4 +17,6 @@ __all__ = [
     "check_model",
     "local_update",
     "make_engine",
+    "make_model",
+    "model_names",
 ]

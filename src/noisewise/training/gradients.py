@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -15,6 +16,8 @@ from torch.func import functional_call, grad, vmap
 from noisewise.training.parameters import ParameterLayout, check_model
 
 __all__ = ["FunctionalGradients", "GradientEngine", "Loss", "clip_factors"]
+
+_log = logging.getLogger(__name__)
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs [b, ...], targets [b, ...]) -> scalar mean over the batch, as torch's losses."""
@@ -65,16 +68,20 @@ class FunctionalGradients:
         check_model(model)
         self.layout = ParameterLayout.of(model)
         trainable = set(self.layout.names)
-        constants = {
-            **{n: p.detach() for n, p in model.named_parameters() if n not in trainable},
-            **dict(model.named_buffers()),
-        }
+        frozen = {n: p.detach() for n, p in model.named_parameters() if n not in trainable}
+        buffers = dict(model.named_buffers())
 
         def loss_of_one(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            outputs = functional_call(model, {**parameters, **constants}, (x.unsqueeze(0),))
+            # Copies: a layer that writes to its buffers would let one record change another's
+            # gradient, and what the next client computes with the same model.
+            copies = {name: buffer.clone() for name, buffer in buffers.items()}
+            outputs = functional_call(model, {**parameters, **frozen, **copies}, (x.unsqueeze(0),))
             return loss(outputs, y.unsqueeze(0))
 
-        self._gradients = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")
+        self._gradient_of_one = grad(loss_of_one)
+        self._gradients: Callable[..., dict[str, Tensor]] = vmap(
+            self._gradient_of_one, in_dims=(None, 0, 0), randomness="different"
+        )
 
     def clipped_sum(
         self, theta: Tensor, inputs: Tensor, targets: Tensor, clip_norm: float | None
@@ -82,7 +89,7 @@ class FunctionalGradients:
         """See `GradientEngine`."""
         if len(inputs) == 0:
             return torch.zeros(self.layout.size, dtype=torch.float64, device=theta.device)
-        by_name = self._gradients(self.layout.unflatten(theta), inputs, targets)
+        by_name = self._by_name(self.layout.unflatten(theta), inputs, targets)
         gradients = torch.cat(
             [by_name[name].reshape(len(inputs), -1) for name in self.layout.names], dim=1
         ).double()
@@ -90,3 +97,25 @@ class FunctionalGradients:
         if bool((factors == 0).any()):  # 0 * inf would be nan
             gradients = torch.where((factors > 0)[:, None], gradients, 0.0)
         return factors @ gradients
+
+    def _by_name(
+        self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor
+    ) -> dict[str, Tensor]:
+        """Gradients [b, ...] of each parameter; record by record where vmap cannot follow."""
+        try:
+            return self._gradients(parameters, inputs, targets)
+        except RuntimeError as error:
+            if "vmap" not in str(error):
+                raise
+            _log.info("vmap cannot follow this model or loss; taking records one by one: %s", error)
+            self._gradients = self._one_by_one
+            return self._one_by_one(parameters, inputs, targets)
+
+    def _one_by_one(
+        self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor
+    ) -> dict[str, Tensor]:
+        """The same gradients without vmap, for operations that it does not know."""
+        each = [
+            self._gradient_of_one(parameters, x, y) for x, y in zip(inputs, targets, strict=True)
+        ]
+        return {name: torch.stack([one[name] for one in each]) for name in parameters}

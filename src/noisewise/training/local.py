@@ -70,11 +70,12 @@ def local_update(
     positive_number("learning_rate", learning_rate)
     positive_int("physical_batch", physical_batch)
     engine = engine or make_engine(model, loss)
+    theta = theta.detach()  # or the update would drag along a graph that holds the records
     step_size = learning_rate / plan.expected_batch
     # All vectors are made once: a large model would spend more on fresh memory than on the sums.
     start = theta.double()
     delta, total, point = (torch.zeros_like(start) for _ in range(3))
-    current = theta.detach().clone()
+    current = theta.clone()
     with torch_seed(rng.model_seed(), theta.device):  # for dropout
         for step in range(plan.steps_per_round):
             if step > 0:

@@ -106,15 +106,20 @@ def model_names() -> tuple[str, ...]:
 
 
 def make_model(
-    name: str, input_shape: Sequence[int], n_classes: int, seed: int, **options: object
+    name: str | Callable[..., nn.Module],
+    input_shape: Sequence[int],
+    n_classes: int,
+    seed: int,
+    **options: object,
 ) -> nn.Module:
     """Build a model whose initial parameters depend on the seed alone.
 
     Torch's global generator is left as it was.
 
     Args:
-        name: one of `model_names`, or ``"package.module:function"`` of your own, which is called
-            with (input_shape, n_classes, **options) and returns a module.
+        name: one of `model_names`, or a function of your own (itself, or by name as
+            ``"package.module:function"``), which is called with (input_shape, n_classes,
+            **options) and returns a module.
         input_shape: shape of one record, such as (1, 28, 28).
         n_classes: number of outputs.
         seed: of the initial parameters.
@@ -145,7 +150,9 @@ def make_model(
     return model
 
 
-def _factory(name: str) -> Callable[..., object]:
+def _factory(name: str | Callable[..., object]) -> Callable[..., object]:
+    if not isinstance(name, str):
+        return name
     if name in _MODELS:
         return _MODELS[name]
     if ":" not in name:

@@ -45,9 +45,9 @@ class ResNet(nn.Module):
     """A residual network of basic blocks (He et al. 2016) with GroupNorm or no normalisation.
 
     BatchNorm mixes the records of a batch, so it has no per-sample gradient. GroupNorm (Wu and He
-    2018) has the same number of parameters. Without any normalisation the residual branches start
-    at zero and are scaled as in Fixup (Zhang et al. 2019), which adds no parameter: else the
-    variance of the activations would double in every block.
+    2018) has the same number of parameters. Convolutions start as in He et al. 2015 (fan out), also
+    without normalisation: Fixup's start (Zhang et al. 2019) gives ResNet-34 on CIFAR-10 a gradient
+    of norm 0.3, far below the paper's clipping norm of 3, where this one gives 12.
 
     Args:
         blocks: number of blocks in each of the four stages: (2, 2, 2, 2) is ResNet-18.
@@ -93,18 +93,9 @@ class ResNet(nn.Module):
                 width_in = width
         self.blocks = nn.Sequential(*stages)
         self.head = nn.Linear(WIDTHS[-1], n_classes)
-        self._initialise(fixup=norm == "none")
-
-    def _initialise(self, *, fixup: bool) -> None:
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        if not fixup:
-            return
-        for block in self.blocks:
-            assert isinstance(block, _Block)
-            block.conv1.weight.data.mul_(len(self.blocks) ** -0.5)
-            nn.init.zeros_(block.conv2.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, channels, h, w] -> logits [b, n_classes]."""

@@ -1,0 +1,185 @@
+"""The cache of decoded datasets: .npy arrays, verified by SHA-256 and replaced atomically."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+
+from noisewise.data.catalogue import DatasetInfo
+from noisewise.data.layouts import ARRAYS, Arrays
+from noisewise.errors import SourceError
+from noisewise.storage import cache_dir, write_atomic
+
+__all__ = [
+    "clean",
+    "dataset_folder",
+    "download_folder",
+    "exclusive",
+    "open_arrays",
+    "problems",
+    "publish",
+]
+
+MANIFEST = "manifest.json"
+log = logging.getLogger(__name__)
+
+
+def dataset_folder(name: str) -> Path:
+    """Where the arrays of a dataset are kept."""
+    return cache_dir() / "datasets" / name
+
+
+def download_folder(name: str) -> Path:
+    """Where files are kept while they are fetched; an interrupted transfer goes on from here."""
+    return cache_dir() / "downloads" / name
+
+
+@contextmanager
+def exclusive(name: str) -> Iterator[None]:
+    """Let one process at a time fetch a dataset; the others wait and then find it there.
+
+    The lock goes with the process, so a killed one leaves none behind. Where the system has no
+    such locks, processes may fetch the same thing twice; arrays are replaced atomically anyway.
+    """
+    path = dataset_folder(name).with_suffix(".lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "wb")  # noqa: SIM115 (held until the end of the block)
+    except OSError as error:
+        raise SourceError(
+            f"cannot write to the cache folder {path.parent} ({error}); "
+            "name another one by NOISEWISE_CACHE"
+        ) from error
+    with file:
+        try:
+            import fcntl
+        except ImportError:
+            yield
+            return
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.warning("%s: another process is fetching it; waiting", name)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def open_arrays(info: DatasetInfo) -> Arrays:
+    """Map the cached arrays into memory, read-only.
+
+    Raises:
+        SourceError: an array is missing or is not of the right type and shape.
+    """
+    return {array: _open(dataset_folder(info.name), info, array) for array in ARRAYS}
+
+
+def _open(folder: Path, info: DatasetInfo, array: str) -> NDArray[np.uint8]:
+    path = folder / f"{array}.npy"
+    try:
+        opened = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise SourceError(f"{array} is missing") from None
+    except (OSError, ValueError, EOFError, SyntaxError) as error:
+        raise SourceError(f"{array} cannot be read ({error})") from None
+    shape = info.shape_of(array)
+    if not isinstance(opened, np.ndarray) or opened.dtype != np.uint8 or opened.shape != shape:
+        raise SourceError(f"{array} is not an array of {shape} bytes")
+    return opened
+
+
+def problems(info: DatasetInfo) -> list[str]:
+    """What is wrong with the cached arrays, by hashing all of them; nothing if all is well."""
+    folder = dataset_folder(info.name)
+    expected = dict(info.sha256) or _remembered(folder)
+    found = []
+    for array in ARRAYS:
+        try:
+            actual = _sha256(_open(folder, info, array))
+        except SourceError as error:
+            found.append(str(error))
+            continue
+        if array not in expected:
+            found.append(f"{array} has no SHA-256 to compare with")
+        elif actual != expected[array]:
+            found.append(f"{array} has the SHA-256 {actual[:12]}.., not {expected[array][:12]}..")
+    return found
+
+
+def _sha256(array: NDArray[np.uint8]) -> str:
+    """SHA-256 of the values alone, in C order, without the header of the file."""
+    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).data).hexdigest()
+
+
+def _remembered(folder: Path) -> dict[str, str]:
+    """What the manifest says the arrays were when they were decoded."""
+    try:
+        content: Any = json.loads((folder / MANIFEST).read_bytes())
+        return {array: str(content["sha256"][array]) for array in ARRAYS}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def publish(info: DatasetInfo, fill: Callable[[Arrays], None], source: str) -> None:
+    """Decode into a temporary folder, verify, and only then put the arrays in place.
+
+    Args:
+        info: the dataset.
+        fill: writes all values of the four arrays.
+        source: remembered in the manifest.
+
+    Raises:
+        SourceError: the arrays are not the published ones; what was there before stays.
+    """
+    folder = dataset_folder(info.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
+    try:
+        arrays: dict[str, Any] = {
+            array: open_memmap(
+                temporary / f"{array}.npy", "w+", dtype=np.uint8, shape=info.shape_of(array)
+            )
+            for array in ARRAYS
+        }
+        fill(arrays)
+        digests = {}
+        for array, values in arrays.items():
+            values.flush()
+            digests[array] = _sha256(values)
+        arrays.clear()  # unmap
+        _compare(info, digests)
+        for array in ARRAYS:
+            _sync(temporary / f"{array}.npy")
+            os.replace(temporary / f"{array}.npy", folder / f"{array}.npy")
+        manifest = {"dataset": info.name, "source": source, "sha256": digests}
+        write_atomic(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def clean(name: str) -> None:
+    """Remove what killed processes left behind. Only while holding the lock."""
+    for leftover in dataset_folder(name).glob(".new-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _compare(info: DatasetInfo, digests: Mapping[str, str]) -> None:
+    wrong = [a for a in ARRAYS if info.sha256 and digests[a] != info.sha256[a]]
+    if wrong:
+        raise SourceError(f"decoded, but {', '.join(wrong)} not as published (SHA-256)")
+
+
+def _sync(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,242 @@
+"""Layouts: the files in which a dataset is handed around, and how each is decoded to arrays.
+
+A decoder fills arrays that are already there (memory-mapped files of the cache), batch by batch, so
+that no dataset is ever held in memory twice. Nothing here reads a pickle.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import struct
+import tarfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from noisewise.data.png import decode_png
+from noisewise.data.progress import Progress
+from noisewise.errors import SourceError
+
+__all__ = [
+    "ARRAYS",
+    "Arrays",
+    "Layout",
+    "cifar_archive",
+    "cifar_files",
+    "cifar_png",
+    "file_md5",
+    "idx",
+]
+
+ARRAYS = ("train_inputs", "train_targets", "test_inputs", "test_targets")
+Arrays = Mapping[str, NDArray[np.uint8]]
+"""The four arrays by name: inputs [N, channels, height, width] and targets [N], all uint8."""
+
+Decode = Callable[[Mapping[str, Path], Arrays, Progress], None]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A set of files that holds a whole dataset.
+
+    Args:
+        title: what to call it in a message.
+        files: names, all needed.
+        decode: fills the arrays from the files found.
+        md5: published checksums of files, verified before decoding.
+        gzipped: whether ``name.gz`` serves as well as ``name``.
+    """
+
+    title: str
+    files: tuple[str, ...]
+    decode: Decode
+    md5: Mapping[str, str] = field(default_factory=dict)
+    gzipped: bool = False
+
+    def find(self, folder: Path) -> dict[str, Path] | None:
+        """Return where the files are in ``folder``, or None if one is missing."""
+        found = {}
+        for name in self.files:
+            options = [folder / name, *([folder / f"{name}.gz"] if self.gzipped else [])]
+            there = [path for path in options if path.is_file()]
+            if not there:
+                return None
+            found[name] = there[0]
+        return found
+
+    def fill(self, files: Mapping[str, Path], arrays: Arrays, progress: Progress) -> None:
+        """Verify the published checksums and decode.
+
+        Raises:
+            SourceError: the files are not what they should be.
+        """
+        for name, expected in self.md5.items():
+            if file_md5(files[name]) != expected:
+                raise SourceError(f"{files[name].name} has not the published MD5 {expected}")
+        self.decode(files, arrays, progress)
+
+
+def file_md5(path: Path) -> str:
+    """MD5 of a file, read in pieces. It guards against accidents, not against forgery."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+# IDX, the format of MNIST and Fashion-MNIST: 0 0 type rank, then the sizes, then the values.
+
+
+def idx() -> Layout:
+    """The four IDX files of MNIST and its relatives, plain or gzipped."""
+    return Layout("IDX files", tuple(_IDX_FILES.values()), _decode_idx, gzipped=True)
+
+
+_IDX_FILES = {
+    "train_inputs": "train-images-idx3-ubyte",
+    "train_targets": "train-labels-idx1-ubyte",
+    "test_inputs": "t10k-images-idx3-ubyte",
+    "test_targets": "t10k-labels-idx1-ubyte",
+}
+
+
+def _decode_idx(files: Mapping[str, Path], arrays: Arrays, progress: Progress) -> None:
+    for number, (array, name) in enumerate(_IDX_FILES.items()):
+        path = files[name]
+        opened: IO[bytes]
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as opened:  # type: ignore[assignment]
+            _read_idx(opened, path.name, arrays[array])
+        progress("decode", number + 1, len(_IDX_FILES))
+
+
+def _read_idx(file: IO[bytes], name: str, target: NDArray[np.uint8]) -> None:
+    shape = [size for axis, size in enumerate(target.shape) if axis != 1]  # IDX has no channel axis
+    header = struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape)
+    if file.read(len(header)) != header:
+        raise SourceError(f"{name} is no IDX file of {' x '.join(map(str, shape))} bytes")
+    content = file.read(target.size + 1)
+    if len(content) != target.size:
+        raise SourceError(f"{name} holds {len(content)} values where {target.size} belong")
+    target[...] = np.frombuffer(content, dtype=np.uint8).reshape(target.shape)
+
+
+# CIFAR's binary version: records of label byte(s) and 3072 bytes (channel, row, column).
+
+
+def cifar_archive(name: str, parts: Mapping[str, tuple[str, ...]], md5: str, labels: int) -> Layout:
+    """The official ``*-binary.tar.gz``, read as a stream and never unpacked.
+
+    Args:
+        name: of the archive.
+        parts: files inside for ``"train"`` and ``"test"``, in order.
+        md5: published checksum of the archive.
+        labels: bytes before the pixels; the last one is the class (CIFAR-100 has the coarse class
+            before the fine one).
+    """
+    order = {
+        file: (part, number) for part, files in parts.items() for number, file in enumerate(files)
+    }
+
+    def decode(files: Mapping[str, Path], arrays: Arrays, progress: Progress) -> None:
+        left = dict(order)
+        with tarfile.open(files[name], "r|gz") as archive:
+            for member in archive:
+                file = Path(member.name).name
+                opened = archive.extractfile(member) if file in left and member.isreg() else None
+                if opened is None:
+                    continue
+                part, number = left.pop(file)
+                _read_cifar(opened, file, arrays, part, number, len(parts[part]), labels)
+                progress("decode", len(order) - len(left), len(order))
+        if left:
+            raise SourceError(f"{name} lacks {', '.join(left)}")
+
+    return Layout("official binary archive", (name,), decode, {name: md5})
+
+
+def cifar_files(parts: Mapping[str, tuple[str, ...]], labels: int) -> Layout:
+    """The files of the binary archive, unpacked."""
+
+    def decode(files: Mapping[str, Path], arrays: Arrays, progress: Progress) -> None:
+        for part, names in parts.items():
+            for number, name in enumerate(names):
+                with open(files[name], "rb") as opened:
+                    _read_cifar(opened, name, arrays, part, number, len(names), labels)
+                progress("decode", number + 1, len(names))
+
+    return Layout(
+        "files of the binary archive", tuple(f for p in parts.values() for f in p), decode
+    )
+
+
+def _read_cifar(
+    file: IO[bytes], name: str, arrays: Arrays, part: str, number: int, of: int, labels: int
+) -> None:
+    """Decode batch ``number`` of ``of`` equal batches of ``part``."""
+    inputs, targets = _batch(arrays, part, number, of)
+    record = labels + inputs[0].size
+    expected = len(inputs) * record
+    content = file.read(expected + 1)
+    if len(content) != expected:
+        raise SourceError(f"{name} has not the {expected} bytes of {len(inputs)} records")
+    records = np.frombuffer(content, dtype=np.uint8).reshape(len(inputs), record)
+    targets[...] = records[:, labels - 1]
+    inputs[...] = records[:, labels:].reshape(inputs.shape)
+
+
+def _batch(
+    arrays: Arrays, part: str, number: int, of: int
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    size = len(arrays[f"{part}_targets"]) // of
+    rows = slice(number * size, (number + 1) * size)
+    return arrays[f"{part}_inputs"][rows], arrays[f"{part}_targets"][rows]
+
+
+# PNG: each row of a picture is an image (row, column, channel); labels are lists in JSON files.
+
+
+def cifar_png(images: Mapping[str, tuple[str, ...]], labels: Mapping[str, str]) -> Layout:
+    """Batches as lossless PNG pictures with one image in each row, and JSON lists of labels.
+
+    Args:
+        images: pictures for ``"train"`` and ``"test"``, in order.
+        labels: the JSON file of each.
+    """
+
+    def decode(files: Mapping[str, Path], arrays: Arrays, progress: Progress) -> None:
+        done, total = 0, sum(map(len, images.values()))
+        for part, names in images.items():
+            arrays[f"{part}_targets"][...] = _labels(files[labels[part]], arrays, part)
+            for number, name in enumerate(names):
+                inputs, _ = _batch(arrays, part, number, len(names))
+                count, channels, height, width = inputs.shape
+                pixels = decode_png(files[name].read_bytes())
+                if pixels.shape != (count, height * width, channels):
+                    raise SourceError(
+                        f"{name} is a picture of {pixels.shape}, not of {count} images"
+                    )
+                inputs[...] = pixels.reshape(count, height, width, channels).transpose(0, 3, 1, 2)
+                done += 1
+                progress("decode", done, total)
+
+    names = tuple(name for group in images.values() for name in group)
+    return Layout("PNG pictures", (*names, *labels.values()), decode)
+
+
+def _labels(path: Path, arrays: Arrays, part: str) -> NDArray[np.uint8]:
+    count = len(arrays[f"{part}_targets"])
+    try:
+        values = json.loads(path.read_bytes())
+        labels = np.asarray(values, dtype=np.uint8)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise SourceError(f"{path.name} is no list of labels ({error})") from None
+    if labels.shape != (count,):
+        raise SourceError(f"{path.name} holds labels of shape {labels.shape}, not {count}")
+    return labels

@@ -1,0 +1,176 @@
+"""Comparisons: several methods and seeds, run side by side and resumably."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+from noisewise.aggregation.methods import METHODS, make_method
+from noisewise.errors import InvalidValueError, NoisewiseError
+from noisewise.experiments.config import ExperimentConfig, MethodConfig, dump_config
+from noisewise.experiments.runner import Job, run
+from noisewise.experiments.setup import make_plans, make_population
+from noisewise.federation.results import RoundRecord, RunResult
+from noisewise.privacy.spending import spending_curve
+from noisewise.storage import write_atomic
+
+__all__ = ["Comparison", "compare", "comparison_jobs", "warm_up"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Results of all jobs that ended well, and what went wrong with the others."""
+
+    results: tuple[RunResult, ...]
+    failures: dict[str, str]
+
+
+def comparison_jobs(
+    config: ExperimentConfig, methods: Sequence[str] | None = None, seeds: int | None = None
+) -> tuple[Job, ...]:
+    """The jobs of a comparison, seed by seed, so that early results compare all methods.
+
+    Args:
+        config: its ``compare`` table gives the defaults.
+        methods: names; those that the config describes keep its options.
+        seeds: how many, from ``config.seed`` on.
+    """
+    described = [
+        MethodConfig(name=method) if isinstance(method, str) else method
+        for method in config.compare.methods or list(METHODS)
+    ]
+    if methods is not None:
+        known = {method.name: method for method in reversed(described)}
+        described = [known.get(name, MethodConfig(name=name)) for name in methods]
+    for method in described:
+        make_method(method.name, method.options)  # fails now rather than after an hour
+    jobs = tuple(
+        Job(method, config.seed + number)
+        for number in range(config.compare.seeds if seeds is None else seeds)
+        for method in described
+    )
+    names = [job.folder_name for job in jobs]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidValueError("compare.methods", name, "stands there twice")
+    return jobs
+
+
+def warm_up(config: ExperimentConfig, jobs: Sequence[Job]) -> Iterator[tuple[int, int]]:
+    """Calibrate the first seed's plans and their spending over the rounds before workers start.
+
+    Forked workers inherit the accountants' memory, so nothing is computed twice where the seeds
+    share their plans, which they do unless the split gives clients other numbers of records.
+
+    Yields:
+        (done, total) for a progress display.
+    """
+    clients = make_population(config, config.seed)
+    methods = {job.label: make_method(job.method.name, job.method.options) for job in jobs}
+    total = len(methods) * len(clients)
+    for number, method in enumerate(methods.values()):
+        for place, plan in enumerate(make_plans(config, clients, method)):
+            if plan.is_private:
+                spending_curve(plan)
+            yield number * len(clients) + place + 1, total
+
+
+_channel: Any = None
+
+
+def _start_worker(channel: Any) -> None:
+    global _channel
+    _channel = channel
+
+
+def _run_in_worker(config: ExperimentConfig, job: Job, number: int, folder: Path) -> RunResult:
+    return run(config, job, folder=folder, on_round=lambda record: _channel.put((number, record)))
+
+
+OnProgress = Callable[[Job, RoundRecord], None]
+
+
+def compare(
+    config: ExperimentConfig,
+    jobs: Sequence[Job],
+    folder: Path,
+    *,
+    workers: int = 1,
+    on_round: OnProgress | None = None,
+) -> Comparison:
+    """Run all jobs, several at a time, each in its own folder below ``folder``.
+
+    A comparison that was interrupted goes on where it stopped; finished runs are read back. A run
+    that fails does not touch the others.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / "config.toml", dump_config(config).encode())
+    paths = [folder / "runs" / job.folder_name for job in jobs]
+    outcomes: dict[int, RunResult | Exception] = {}
+    if workers == 1:
+        for number, (job, path) in enumerate(zip(jobs, paths, strict=True)):
+            listen = None if on_round is None else _bound(on_round, job)
+            try:
+                outcomes[number] = run(config, job, folder=path, on_round=listen)
+            except NoisewiseError as error:
+                outcomes[number] = error
+    else:
+        outcomes = _side_by_side(config, jobs, paths, workers, on_round)
+    results, failures = [], {}
+    for number, job in enumerate(jobs):
+        outcome = outcomes[number]
+        if isinstance(outcome, RunResult):
+            results.append(outcome)
+        else:
+            failures[f"{job.label}, seed {job.seed}"] = f"{type(outcome).__name__}: {outcome}"
+    return Comparison(tuple(results), failures)
+
+
+def _bound(on_round: OnProgress, job: Job) -> Callable[[RoundRecord], None]:
+    return lambda record: on_round(job, record)
+
+
+def _side_by_side(
+    config: ExperimentConfig,
+    jobs: Sequence[Job],
+    paths: Sequence[Path],
+    workers: int,
+    on_round: OnProgress | None,
+) -> dict[int, RunResult | Exception]:
+    """Jobs over processes; their rounds come back through a queue for the display."""
+    methods = multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("fork" if "fork" in methods else "spawn")
+    channel = context.Queue()
+    outcomes: dict[int, RunResult | Exception] = {}
+    with ProcessPoolExecutor(
+        min(workers, len(jobs)), context, initializer=_start_worker, initargs=(channel,)
+    ) as pool:
+        futures: dict[Future[RunResult], int] = {
+            pool.submit(_run_in_worker, config, job, number, path): number
+            for number, (job, path) in enumerate(zip(jobs, paths, strict=True))
+        }
+        pending = set(futures)
+        while pending:
+            done, pending = wait(pending, timeout=0.2)
+            for number, record in _drain(channel):
+                if on_round is not None:
+                    on_round(jobs[number], record)
+            for future in done:
+                try:
+                    outcomes[futures[future]] = future.result()
+                except Exception as error:  # a failed run must not take the others with it
+                    outcomes[futures[future]] = error
+    return outcomes
+
+
+def _drain(channel: Any) -> Iterator[tuple[int, RoundRecord]]:
+    while True:
+        try:
+            yield channel.get_nowait()
+        except Empty:
+            return

@@ -1,0 +1,240 @@
+"""Strict configs: a TOML file becomes an `ExperimentConfig`, or one line says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from noisewise.errors import InvalidValueError
+from noisewise.training.local import DEFAULT_PHYSICAL_BATCH
+
+__all__ = ["ExperimentConfig", "dump_config", "load_config", "parse_config"]
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+OpenShare = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Distribution = Literal[
+    "Dist1", "Dist2", "Dist3", "Dist4", "Dist5", "Dist6", "Dist7", "Dist8", "Dist9"
+]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class DataConfig(_Strict):
+    """Which records, and how they are split over the clients.
+
+    ``folder`` is where files were placed by hand; ``mean`` and ``std`` (one number, or one for each
+    channel) replace the dataset's normalisation; ``limit`` takes only so many training records.
+    """
+
+    name: str
+    clients: Count
+    partition: str = "iid"
+    max_labels: Count | None = None
+    alpha: Positive | None = None
+    test_fraction: OpenShare | None = None
+    folder: str | None = None
+    limit: Count | None = None
+    mean: list[float] | None = None
+    std: list[Positive] | None = None
+
+
+class PopulationConfig(_Strict):
+    """The clients' own settings: one value for all, one for each, or one of the paper's draws.
+
+    A distribution's name means the authors' own draw for 20, 40 or 60 clients, or with
+    ``draws = "sampled"`` a new one from ``seed``; so do the batch sizes ``"mixed"``. With
+    ``batch_share`` instead, each client's batch is that share of its own records, so that all take
+    the same number of local steps.
+    """
+
+    epsilon: Positive | list[Positive] | Distribution
+    batch_size: Count | list[Count] | Literal["mixed"] | None = None
+    batch_share: Share | None = None
+    delta: OpenShare | list[OpenShare]
+    local_epochs: Count | list[Count] = 1
+    epsilon_scale: Positive = 1.0
+    draws: Literal["authors", "sampled"] = "authors"
+    seed: Annotated[int, Field(ge=0)] = 0
+    planned_rounds: Count | list[Count] | None = None
+    reported_epsilon: dict[str, Positive] = {}
+
+
+class ModelConfig(_Strict):
+    """A model by name, or an own one as ``"package.module:function"``."""
+
+    name: str
+    options: dict[str, Any] = {}
+
+
+class TrainingConfig(_Strict):
+    """Rounds and local DP-SGD."""
+
+    rounds: Count
+    learning_rate: Positive
+    clip_norm: Positive
+    accountant: Literal["pld", "rdp", "moments"] = "pld"
+    participation: Share = 1.0
+    evaluate_every: Count = 1
+    physical_batch: Count = DEFAULT_PHYSICAL_BATCH
+    device: str = "cpu"
+    loss: str = "torch.nn.functional:cross_entropy"
+    metric: str = "noisewise.federation.evaluation:accuracy"
+
+
+class MethodConfig(_Strict):
+    """A method by name, or an own aggregator as ``"package.module:name"``, with its options."""
+
+    name: str = "RobustHDP"
+    options: dict[str, Any] = {}
+    learning_rate: Positive | None = None
+
+
+class CompareConfig(_Strict):
+    """What ``noisewise compare`` runs: a list of methods, each with a number of seeds."""
+
+    methods: Annotated[list[str | MethodConfig], Field(min_length=1)] | None = None
+    seeds: Count = 3
+
+
+class ExperimentConfig(_Strict):
+    """A whole experiment, as a TOML file describes it."""
+
+    data: DataConfig
+    population: PopulationConfig
+    model: ModelConfig
+    training: TrainingConfig
+    method: MethodConfig = MethodConfig()
+    compare: CompareConfig = CompareConfig()
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _lists_fit(self) -> ExperimentConfig:
+        if (self.population.batch_size is None) == (self.population.batch_share is None):
+            raise InvalidValueError(
+                "population.batch_size",
+                self.population.batch_size,
+                "must be given, or batch_share instead of it",
+            )
+        n = self.data.clients
+        for name in ("epsilon", "batch_size", "delta", "local_epochs", "planned_rounds"):
+            values = getattr(self.population, name)
+            if isinstance(values, list) and len(values) != n:
+                raise InvalidValueError(
+                    f"population.{name}",
+                    f"{len(values)} values",
+                    f"must be one value or data.clients = {n} of them",
+                )
+        return self
+
+
+def parse_config(content: Mapping[str, Any]) -> ExperimentConfig:
+    """Check a config that is a mapping already.
+
+    Raises:
+        InvalidValueError: names the first wrong field, its value and what is allowed.
+    """
+    try:
+        return ExperimentConfig.model_validate(dict(content))
+    except ValidationError as error:
+        raise _first_fault(error) from None
+
+
+def load_config(path: Path | str, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:
+    """Read a TOML file, replace ``overrides`` (dotted field -> value) and check it.
+
+    Example:
+        >>> load_config("nowhere.toml")
+        Traceback (most recent call last):
+        ...
+        noisewise.errors.InvalidValueError: config = 'nowhere.toml': must be a file that can be ...
+    """
+    try:
+        content = tomllib.loads(Path(path).read_text())
+    except OSError as error:
+        raise InvalidValueError(
+            "config", str(path), f"must be a file that can be read ({error.strerror})"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidValueError("config", str(path), f"must be TOML ({error})") from error
+    for key, value in (overrides or {}).items():
+        *parents, last = key.split(".")
+        table: Any = content
+        for parent in parents:
+            table = table.setdefault(parent, {}) if isinstance(table, dict) else None
+        if not isinstance(table, dict):
+            raise InvalidValueError("set", key, "must be a dotted name of a config field")
+        table[last] = value
+    return parse_config(content)
+
+
+def _first_fault(error: ValidationError) -> InvalidValueError:
+    """One line for people, out of pydantic's list.
+
+    A field that may be several things (a number, a list, a name) fails once for each of them, so
+    all faults of the first faulty field are told together.
+    """
+    faults = error.errors()
+    first = faults[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidValueError):
+        return cause
+    place = first["loc"][:2]
+    field = ".".join(map(str, place))
+    if first["type"] == "missing":
+        return InvalidValueError(field, None, "is missing and has no default")
+    here = [fault for fault in faults if fault["loc"][:2] == place]
+    unknown = next((fault for fault in here if fault["type"] == "extra_forbidden"), None)
+    if unknown is not None:
+        key, allowed = unknown["loc"][-1], ", ".join(sorted(_keys_at(unknown["loc"][:-1])))
+        name = field if len(unknown["loc"]) <= 2 else f"{field}: {key}"
+        return InvalidValueError(name, unknown["input"], f"unknown key, must be one of {allowed}")
+    allowed = " or ".join(dict.fromkeys(_wish(fault["msg"]) for fault in here))
+    return InvalidValueError(field, first["input"], allowed)
+
+
+def _wish(message: str) -> str:
+    """Pydantic's complaint in the words of the other errors."""
+    table = re.sub(r"a valid dictionary or instance of \w+", "a table", message)
+    return table.replace("Input should be", "must be").replace("List should", "must")
+
+
+def _keys_at(place: tuple[int | str, ...]) -> list[str]:
+    """The keys that are allowed in a table."""
+    table: type[BaseModel] = MethodConfig if "methods" in place else ExperimentConfig
+    for part in () if "methods" in place else place:
+        annotation = table.model_fields[str(part)].annotation
+        assert isinstance(annotation, type)
+        table = annotation
+    return list(table.model_fields)
+
+
+def dump_config(config: ExperimentConfig) -> str:
+    """The config as TOML, with all defaults filled in, so that it can be run again."""
+    content = config.model_dump(exclude_none=True)
+    lines = [
+        f"{key} = {_toml(value)}" for key, value in content.items() if not isinstance(value, dict)
+    ]
+    for name, table in content.items():
+        if isinstance(table, dict):
+            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False)

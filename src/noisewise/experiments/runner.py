@@ -1,0 +1,93 @@
+"""One run of a config: a method under a seed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from noisewise.aggregation.methods import Method, make_method
+from noisewise.errors import InvalidValueError
+from noisewise.experiments.config import ExperimentConfig, MethodConfig
+from noisewise.experiments.setup import make_initial_model, make_plans, make_population
+from noisewise.federation.results import RoundRecord, RunResult
+from noisewise.federation.settings import TrainingSettings
+from noisewise.federation.simulation import simulate
+from noisewise.plugins import load_object
+
+__all__ = ["Job", "run", "training_loss"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a comparison: a method under a seed."""
+
+    method: MethodConfig
+    seed: int
+
+    @property
+    def label(self) -> str:
+        """The method's name with its options, as tables show it."""
+        options = ", ".join(f"{key}={value}" for key, value in self.method.options.items())
+        return f"{self.method.name}({options})" if options else self.method.name
+
+    @property
+    def folder_name(self) -> str:
+        """A name for files."""
+        return re.sub(r"[^A-Za-z0-9.=]+", "-", self.label).strip("-") + f"-seed{self.seed}"
+
+
+def _method(wanted: MethodConfig, label: str) -> Method:
+    return replace(make_method(wanted.name, wanted.options), name=label)
+
+
+def _callable(spec: str, field: str) -> Callable[..., torch.Tensor]:
+    found = load_object(spec, field)
+    if not callable(found):
+        raise InvalidValueError(field, spec, "must be a function")
+    return cast(Callable[..., torch.Tensor], found)
+
+
+def training_loss(config: ExperimentConfig) -> Callable[..., torch.Tensor]:
+    """The loss function that a config names."""
+    return _callable(config.training.loss, "training.loss")
+
+
+def run(
+    config: ExperimentConfig,
+    job: Job,
+    *,
+    folder: Path | None = None,
+    workers: int = 1,
+    on_round: Callable[[RoundRecord], None] | None = None,
+) -> RunResult:
+    """Run one job of a config; see `noisewise.federation.simulate` for folders and resuming."""
+    training = config.training
+    clients = make_population(config, job.seed)
+    method = _method(job.method, job.label)
+    own_budgets = _method(MethodConfig(name="DPFedAvg"), "own budgets")
+    return simulate(
+        clients,
+        make_plans(config, clients, method),
+        method,
+        make_initial_model(config, job.seed),
+        TrainingSettings(
+            rounds=training.rounds,
+            learning_rate=job.method.learning_rate or training.learning_rate,
+            participation=training.participation,
+            evaluate_every=training.evaluate_every,
+            physical_batch=training.physical_batch,
+            device=training.device,
+        ),
+        seed=job.seed,
+        loss=training_loss(config),
+        metric=_callable(training.metric, "training.metric"),
+        workers=workers,
+        folder=folder,
+        reference_plans=make_plans(config, clients, own_budgets),
+        on_round=on_round,
+    )

@@ -1,0 +1,166 @@
+"""From a config to the things that it names: records, clients, model, plans."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from noisewise.aggregation.methods import Method, make_method, plan_clients
+from noisewise.aggregation.weights import inverse_variance_weights
+from noisewise.data.datasets import Dataset, Examples, Scaling, load_dataset
+from noisewise.data.partition import split_dataset
+from noisewise.data.populations import (
+    authors_population,
+    make_specs,
+    sample_batch_sizes,
+    sample_epsilons,
+)
+from noisewise.data.progress import progress_bar
+from noisewise.errors import InvalidValueError
+from noisewise.experiments.config import DataConfig, ExperimentConfig
+from noisewise.federation.clients import Client, make_clients
+from noisewise.federation.results import ClientRow
+from noisewise.federation.rounds import plan_noise
+from noisewise.plugins import load_object
+from noisewise.privacy.plan import LocalPlan
+from noisewise.training.models import make_model
+from noisewise.training.parameters import ParameterLayout
+
+__all__ = [
+    "describe_population",
+    "make_initial_model",
+    "make_plans",
+    "make_population",
+    "read_dataset",
+]
+
+
+def read_dataset(data: DataConfig) -> Dataset:
+    """A dataset by name, or what an own function ``"package.module:function"`` returns."""
+    mean, std = data.mean, data.std
+    if (mean is None) != (std is None):
+        raise InvalidValueError("data.mean", mean, f"must be given together with std = {std}")
+    scaling = Scaling(tuple(mean), tuple(std)) if mean is not None and std is not None else None
+    dataset = _read(data.name, data.folder, scaling)
+    return dataset if data.limit is None else _thinned(dataset, data.limit)
+
+
+def _thinned(dataset: Dataset, limit: int) -> Dataset:
+    """``limit`` training records spread evenly over the whole, and as small a share of the test."""
+    n = len(dataset.train)
+    if limit > n:
+        raise InvalidValueError("data.limit", limit, f"must be at most the {n} training records")
+
+    def some(examples: Examples) -> Examples:
+        keep = max(1, len(examples) * limit // n)
+        return examples.take(np.linspace(0, len(examples) - 1, keep).astype(np.int64))
+
+    test = None if dataset.test is None else some(dataset.test)
+    return replace(dataset, train=some(dataset.train), test=test)
+
+
+@functools.lru_cache(maxsize=2)
+def _read(name: str, folder: str | None, scaling: Scaling | None) -> Dataset:
+    """Kept, since the runs of a comparison share their dataset."""
+    if ":" not in name:
+        with progress_bar() as progress:
+            return load_dataset(name, folder=folder, scaling=scaling, progress=progress)
+    found = load_object(name, "data.name")
+    made = found() if callable(found) else found
+    if not isinstance(made, Dataset):
+        raise InvalidValueError("data.name", name, "must give a noisewise Dataset")
+    return made
+
+
+def make_population(config: ExperimentConfig, seed: int) -> tuple[Client, ...]:
+    """The clients of a config: the split depends on ``seed``, their settings do not."""
+    data, wish = config.data, config.population
+    partition: Any = data.partition
+    if ":" in data.partition:
+        partition = load_object(data.partition, "data.partition")
+    parts = split_dataset(
+        read_dataset(data),
+        data.clients,
+        partition=partition,
+        test_fraction=data.test_fraction,
+        seed=seed,
+        max_labels=data.max_labels,
+        alpha=data.alpha,
+    )
+    epsilons: Any = wish.epsilon
+    batch_sizes: Any = wish.batch_size
+    if isinstance(epsilons, str):
+        epsilons = (
+            authors_population(epsilons, data.clients).epsilons
+            if wish.draws == "authors"
+            else sample_epsilons(epsilons, data.clients, wish.seed)
+        )
+    if wish.batch_share is not None:
+        batch_sizes = [max(1, round(wish.batch_share * len(part.train))) for part in parts]
+    elif batch_sizes == "mixed":
+        batch_sizes = (
+            authors_population("Dist1", data.clients).batch_sizes
+            if wish.draws == "authors"
+            else sample_batch_sizes(data.clients, wish.seed)
+        )
+    if wish.epsilon_scale != 1:
+        scale = wish.epsilon_scale
+        several = isinstance(epsilons, Sequence)
+        epsilons = [scale * e for e in epsilons] if several else scale * epsilons
+    specs = make_specs(
+        parts,
+        epsilons=epsilons,
+        batch_sizes=batch_sizes,
+        delta=wish.delta,
+        local_epochs=wish.local_epochs,
+    )
+    return make_clients(specs, parts, wish.reported_epsilon)
+
+
+def make_initial_model(config: ExperimentConfig, seed: int) -> nn.Module:
+    """The model of a config with the initial parameters of a seed."""
+    dataset = read_dataset(config.data)
+    shape = dataset.train.inputs.shape[1:]
+    return make_model(config.model.name, shape, dataset.n_classes, seed, **config.model.options)
+
+
+def make_plans(
+    config: ExperimentConfig, clients: Sequence[Client], method: Method
+) -> tuple[LocalPlan, ...]:
+    """The local plans of the clients under a method."""
+    planned = config.population.planned_rounds
+    return plan_clients(
+        [client.spec for client in clients],
+        method,
+        rounds=config.training.rounds if planned is None else planned,
+        clip_norm=config.training.clip_norm,
+        accountant=config.training.accountant,
+    )
+
+
+def describe_population(config: ExperimentConfig) -> tuple[ClientRow, ...]:
+    """Each client's settings with the noise that its own budget demands and the oracle's weight."""
+    clients = make_population(config, config.seed)
+    plans = make_plans(config, clients, make_method("Oracle"))
+    size = ParameterLayout.of(make_initial_model(config, config.seed)).size
+    rate = config.method.learning_rate or config.training.learning_rate
+    noise = [plan_noise(plan, size, rate) for plan in plans]
+    weights = inverse_variance_weights(noise)
+    return tuple(
+        ClientRow(
+            id=client.spec.id,
+            n_examples=client.spec.n_examples,
+            batch_size=client.spec.batch_size,
+            epsilon=client.spec.epsilon,
+            steps_per_round=plan.steps_per_round,
+            noise_multiplier=plan.noise_multiplier,
+            noise_variance=variance,
+            oracle_weight=float(weight),
+        )
+        for client, plan, variance, weight in zip(clients, plans, noise, weights, strict=True)
+    )

@@ -1,0 +1,179 @@
+"""Checkpoints that survive kill -9 and notice damage (PRIVACY.md 12 and 13).
+
+A checkpoint is one file: a line that names the format, the SHA-256 of the rest, then safetensors
+with the model and the aggregator's arrays. The round records go to ``rounds.jsonl``, of which a
+checkpoint knows how many bytes belong to it and their SHA-256, so both agree after a crash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from noisewise.aggregation.base import State
+from noisewise.errors import InvalidValueError
+from noisewise.federation.results import RoundRecord, to_json
+from noisewise.storage import write_atomic
+
+__all__ = ["RunFolder", "Snapshot"]
+
+_MAGIC = b"noisewise checkpoint 1\n"
+_KEPT = 2
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that the next round depends on.
+
+    Attributes:
+        round: rounds done.
+        theta: [p] global parameters.
+        state: the aggregator's.
+        rounds_done: of each client, for its budget.
+    """
+
+    round: int
+    theta: Tensor
+    state: State
+    rounds_done: Mapping[str, int]
+
+
+@dataclass
+class RunFolder:
+    """The files of one run: checkpoints, records, result.
+
+    Args:
+        path: folder of the run.
+        fingerprint: of everything that decides the result; a folder of another run is refused.
+    """
+
+    path: Path
+    fingerprint: str
+    _length: int = field(default=0, init=False)
+    _digest: Any = field(default_factory=hashlib.sha256, init=False)
+
+    @property
+    def records_file(self) -> Path:
+        """One JSON line for each round."""
+        return self.path / "rounds.jsonl"
+
+    @property
+    def result_file(self) -> Path:
+        """Summary, written when the run has ended."""
+        return self.path / "result.json"
+
+    def save(self, snapshot: Snapshot, record: RoundRecord) -> None:
+        """Append the round's record, then write the checkpoint that includes it."""
+        line = (to_json(_fields(record)) + "\n").encode()
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self.records_file, "ab") as file:
+            file.truncate(self._length)  # what a crash left behind the last checkpoint
+            file.seek(self._length)
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        self._length += len(line)
+        self._digest.update(line)
+        write_atomic(self._file(snapshot.round), self._encode(snapshot))
+        for old in self._checkpoints()[:-_KEPT]:
+            old.unlink(missing_ok=True)
+
+    def resume(self) -> tuple[Snapshot, tuple[RoundRecord, ...]] | None:
+        """The newest sound checkpoint with its records; None to start from the beginning.
+
+        Raises:
+            InvalidValueError: if the folder belongs to another run.
+        """
+        for file in reversed(self._checkpoints()):
+            try:
+                snapshot, records = self._decode(file)
+            except InvalidValueError:
+                raise
+            except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+                _log.warning("%s is damaged (%s); trying the one before it", file, error)
+                continue
+            return snapshot, records
+        self._length, self._digest = 0, hashlib.sha256()
+        return None
+
+    def _file(self, number: int) -> Path:
+        return self.path / "checkpoints" / f"round-{number:06d}.ckpt"
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted((self.path / "checkpoints").glob("round-*.ckpt"))
+
+    def _encode(self, snapshot: Snapshot) -> bytes:
+        tensors = {"theta": snapshot.theta.detach().cpu().contiguous()}
+        words: dict[str, list[str]] = {}
+        for name, array in snapshot.state.items():
+            if array.dtype.kind == "U":
+                words[name] = [str(item) for item in array]
+            else:
+                tensors[f"state.{name}"] = torch.from_numpy(np.array(array, dtype=np.float64))
+        header = {
+            "round": snapshot.round,
+            "words": words,
+            "rounds_done": dict(snapshot.rounds_done),
+            "fingerprint": self.fingerprint,
+            "records_length": self._length,
+            "records_sha256": self._digest.hexdigest(),
+        }
+        payload = save_tensors(tensors, metadata={"noisewise": to_json(header)})
+        return _MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload
+
+    def _decode(self, file: Path) -> tuple[Snapshot, tuple[RoundRecord, ...]]:
+        content = file.read_bytes()
+        if not content.startswith(_MAGIC):
+            raise ValueError("not a checkpoint")
+        expected, _, payload = content[len(_MAGIC) :].partition(b"\n")
+        if hashlib.sha256(payload).hexdigest().encode() != expected:
+            raise ValueError("SHA-256 does not match")
+        header = json.loads(_metadata(payload)["noisewise"])
+        if header["fingerprint"] != self.fingerprint:
+            raise InvalidValueError(
+                "output",
+                str(self.path),
+                "holds a run with other settings; choose another folder or remove it",
+            )
+        with open(self.records_file, "rb") as records_file:
+            lines = records_file.read(header["records_length"])
+        digest = hashlib.sha256(lines)
+        if digest.hexdigest() != header["records_sha256"]:
+            raise ValueError(f"{self.records_file.name} does not match")
+        tensors = load_tensors(payload)
+        state: dict[str, NDArray[Any]] = {
+            name.removeprefix("state."): tensor.numpy()
+            for name, tensor in tensors.items()
+            if name.startswith("state.")
+        }
+        state |= {name: np.array(items, dtype=np.str_) for name, items in header["words"].items()}
+        self._length, self._digest = header["records_length"], digest
+        records = tuple(RoundRecord(**json.loads(line)) for line in lines.splitlines())
+        snapshot = Snapshot(header["round"], tensors["theta"], state, header["rounds_done"])
+        return snapshot, records
+
+
+def _metadata(payload: bytes) -> dict[str, str]:
+    """The metadata of safetensors bytes: an 8-byte length, then a JSON header."""
+    length = int.from_bytes(payload[:8], "little")
+    metadata: dict[str, str] = json.loads(payload[8 : 8 + length])["__metadata__"]
+    return metadata
+
+
+def _fields(record: RoundRecord) -> dict[str, Any]:
+    return dict(vars(record))

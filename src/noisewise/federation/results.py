@@ -1,0 +1,227 @@
+"""What a run leaves behind: a record for each round and a result for the whole, as plain JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from noisewise.errors import InvalidValueError
+
+__all__ = ["ClientRow", "RoundRecord", "RunResult", "Status", "load_result", "to_json"]
+
+Status = Literal["finished", "diverged", "budgets_spent"]
+
+
+def _plain(value: Any) -> Any:
+    """Numbers that JSON knows: what is not finite becomes null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [_plain(item) for item in value]
+    if isinstance(value, (float, np.floating)):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, np.integer):
+        return int(value)
+    return value
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """JSON text with null for numbers that are not finite; the same input gives the same bytes."""
+    return json.dumps(_plain(value), indent=indent, sort_keys=True, allow_nan=False)
+
+
+@dataclass(frozen=True)
+class ClientRow:
+    """One client of a population as a report shows it.
+
+    Attributes:
+        id: its name.
+        n_examples: N.
+        batch_size: b.
+        epsilon: its budget.
+        steps_per_round: E_i.
+        noise_multiplier: z.
+        noise_variance: sigma^2, the noise energy of one update.
+        oracle_weight: what perfect knowledge of all sigma^2 would give it.
+    """
+
+    id: str
+    n_examples: int
+    batch_size: int
+    epsilon: float
+    steps_per_round: int
+    noise_multiplier: float
+    noise_variance: float
+    oracle_weight: float
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round as the simulator saw it; the server saw far less.
+
+    Attributes:
+        round: counted from 1.
+        weights: aggregation weight of each client whose update was used.
+        dropped: why other participants' updates were not used.
+        noise_estimate: the server's estimate of each update's noise energy, where it made one.
+        noise_converged: whether the server trusts its estimate.
+        true_noise: closed-form noise energy of each update.
+        aggregate_noise: noise energy of the new global model's change; None where the aggregate is
+            not a weighted sum (PFA).
+        oracle_noise: the least that weights could have reached with every client's own budget.
+        epsilon_spent: by each client of the federation so far; None without privacy.
+        accuracy: of each client's held-out records; None where the round was not evaluated.
+        train_loss: of each client's training records.
+    """
+
+    round: int
+    weights: Mapping[str, float]
+    dropped: Mapping[str, str]
+    noise_estimate: Mapping[str, float] | None
+    noise_converged: bool | None
+    true_noise: Mapping[str, float]
+    aggregate_noise: float | None
+    oracle_noise: float | None
+    epsilon_spent: Mapping[str, float | None]
+    accuracy: Mapping[str, float] | None = None
+    train_loss: Mapping[str, float] | None = None
+
+    @property
+    def mean_accuracy(self) -> float:
+        """Mean over clients; NaN where the round was not evaluated."""
+        return math.nan if self.accuracy is None else float(np.mean(list(self.accuracy.values())))
+
+    @property
+    def mean_train_loss(self) -> float:
+        """Mean over clients; NaN where unknown or not finite."""
+        losses = [] if self.train_loss is None else list(self.train_loss.values())
+        return math.nan if not losses or None in losses else float(np.mean(losses))
+
+    @property
+    def noise_ratio(self) -> float:
+        """Noise of the aggregate over the oracle's: 1 is perfect, 0 is no noise at all."""
+        if self.aggregate_noise == 0:
+            return 0.0
+        if self.aggregate_noise is None or not self.oracle_noise:
+            return math.nan
+        return self.aggregate_noise / self.oracle_noise
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A whole run.
+
+    Attributes:
+        method: its name.
+        seed: of split, initial model, sampling and noise.
+        status: ``finished``, ``diverged`` (parameters or loss left the finite numbers) or
+            ``budgets_spent`` (nobody was left to take part).
+        rounds: the records, in order.
+        clients: settings of each client by id: n_examples, batch_size, epsilon, delta, ...
+        guarantee: overall (epsilon, delta) of the run, None without privacy.
+        settings: learning rate, rounds, accountant and so on.
+        needs: what the server had to be told.
+    """
+
+    method: str
+    seed: int
+    status: Status
+    rounds: tuple[RoundRecord, ...]
+    clients: Mapping[str, Mapping[str, Any]]
+    guarantee: Mapping[str, float] | None
+    settings: Mapping[str, Any]
+    needs: tuple[str, ...] = ()
+    version: int = field(default=1)
+
+    @property
+    def last_evaluated(self) -> RoundRecord | None:
+        """The last round with an evaluation."""
+        return next((r for r in reversed(self.rounds) if r.accuracy is not None), None)
+
+    @property
+    def accuracy(self) -> float:
+        """Mean held-out accuracy over clients after the last evaluated round; NaN without one."""
+        last = self.last_evaluated
+        return math.nan if last is None else last.mean_accuracy
+
+    @property
+    def accuracy_spread(self) -> float:
+        """Standard deviation of the clients' accuracies: the paper's fairness."""
+        last = self.last_evaluated
+        if last is None or last.accuracy is None:
+            return math.nan
+        return float(np.std(list(last.accuracy.values())))
+
+    @property
+    def smallest_client_accuracy(self) -> float:
+        """Accuracy of the client with the fewest training records."""
+        last = self.last_evaluated
+        if last is None or last.accuracy is None:
+            return math.nan
+        smallest = min(self.clients, key=lambda client: self.clients[client]["n_examples"])
+        return last.accuracy[smallest]
+
+    @property
+    def train_loss(self) -> float:
+        """Mean train loss over clients after the last evaluated round."""
+        last = self.last_evaluated
+        return math.nan if last is None else last.mean_train_loss
+
+    @property
+    def noise_ratio(self) -> float:
+        """Mean over rounds of the aggregate's noise over the oracle's."""
+        ratios = [r.noise_ratio for r in self.rounds if math.isfinite(r.noise_ratio)]
+        return float(np.mean(ratios)) if ratios else math.nan
+
+    @property
+    def epsilon_spent(self) -> Mapping[str, float | None]:
+        """By each client, after the last round."""
+        return self.rounds[-1].epsilon_spent if self.rounds else {}
+
+    @property
+    def largest_epsilon(self) -> float:
+        """The largest epsilon that any client spent; inf without privacy."""
+        spent = list(self.epsilon_spent.values())
+        return math.inf if None in spent else max((e for e in spent if e is not None), default=0.0)
+
+    def summary(self) -> dict[str, Any]:
+        """The whole run but its rounds, and the figures of the last one."""
+        whole = {k: v for k, v in asdict(self).items() if k != "rounds"}
+        return whole | {
+            "rounds_done": len(self.rounds),
+            "accuracy": self.accuracy,
+            "accuracy_spread": self.accuracy_spread,
+            "smallest_client_accuracy": self.smallest_client_accuracy,
+            "train_loss": self.train_loss,
+            "noise_ratio": self.noise_ratio,
+            "largest_epsilon": self.largest_epsilon,
+            "epsilon_spent": dict(self.epsilon_spent),
+        }
+
+
+def load_result(folder: Path) -> RunResult:
+    """Read a finished run back from its folder (``result.json`` and ``rounds.jsonl``)."""
+    try:
+        summary = json.loads((folder / "result.json").read_text())
+        lines = (folder / "rounds.jsonl").read_text().splitlines()
+        records = tuple(RoundRecord(**json.loads(line)) for line in lines)
+        return RunResult(
+            method=summary["method"],
+            seed=summary["seed"],
+            status=summary["status"],
+            rounds=records,
+            clients=summary["clients"],
+            guarantee=summary["guarantee"],
+            settings=summary["settings"],
+            needs=tuple(summary["needs"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidValueError(
+            "folder", str(folder), f"must hold a finished run ({type(error).__name__}: {error})"
+        ) from error

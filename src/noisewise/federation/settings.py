@@ -1,0 +1,47 @@
+"""`TrainingSettings`: how a federation trains, whatever the method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from noisewise.checks import fraction, positive_int, positive_number
+from noisewise.errors import InvalidValueError
+from noisewise.training.local import DEFAULT_PHYSICAL_BATCH
+
+__all__ = ["TrainingSettings"]
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How a federation trains.
+
+    Attributes:
+        rounds: E, global rounds.
+        learning_rate: eta of the clients' local steps.
+        participation: share of the clients that is asked in each round.
+        evaluate_every: rounds between evaluations; the last round is always evaluated.
+        physical_batch: gradients that a client holds in memory at once.
+        device: where tensors live, as torch names it.
+    """
+
+    rounds: int
+    learning_rate: float
+    participation: float = 1.0
+    evaluate_every: int = 1
+    physical_batch: int = DEFAULT_PHYSICAL_BATCH
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        positive_int("rounds", self.rounds)
+        positive_number("learning_rate", self.learning_rate)
+        fraction("participation", self.participation)
+        positive_int("evaluate_every", self.evaluate_every)
+        positive_int("physical_batch", self.physical_batch)
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            allowed = f'must be a device of this machine, such as "cpu" ({reason})'
+            raise InvalidValueError("device", self.device, allowed) from error

@@ -1,0 +1,242 @@
+"""`simulate`: a whole federation in this process, resumable after any crash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from safetensors.torch import save as save_tensors
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from noisewise.aggregation.methods import Method
+from noisewise.errors import InvalidValueError
+from noisewise.federation.checkpoint import RunFolder, Snapshot
+from noisewise.federation.clients import Client
+from noisewise.federation.evaluation import Evaluator, Metric, accuracy
+from noisewise.federation.executors import Workload, make_executor, one_thread
+from noisewise.federation.results import RoundRecord, RunResult, Status, load_result, to_json
+from noisewise.federation.rounds import Federation, choose_members, plan_noise, play_round
+from noisewise.federation.settings import TrainingSettings
+from noisewise.privacy.budget import overall_guarantee
+from noisewise.privacy.plan import LocalPlan
+from noisewise.storage import write_atomic
+from noisewise.training.gradients import Loss
+from noisewise.training.parameters import ParameterLayout, check_model
+
+__all__ = ["simulate"]
+
+OnRound = Callable[[RoundRecord], None]
+
+
+def simulate(
+    clients: Sequence[Client],
+    plans: Sequence[LocalPlan],
+    method: Method,
+    model: nn.Module,
+    settings: TrainingSettings,
+    *,
+    seed: int = 0,
+    loss: Loss = cross_entropy,
+    metric: Metric = accuracy,
+    workers: int = 1,
+    folder: Path | str | None = None,
+    reference_plans: Sequence[LocalPlan] | None = None,
+    on_round: OnRound | None = None,
+) -> RunResult:
+    """Train one model over the clients (the paper's Algorithm 1, for any method).
+
+    Args:
+        clients: settings and records.
+        plans: of the clients, in the same order, from `plan_clients`.
+        method: what clients and server do.
+        model: structure and initial parameters; not changed.
+        settings: rounds, learning rate and the like.
+        seed: of participation, sampling and noise.
+        loss: mean loss of a batch.
+        metric: score of each record, reported as accuracy.
+        workers: processes; the result does not depend on it.
+        folder: where checkpoints and results go. A folder with a part of the same run is resumed,
+            one with the whole run is read; None keeps everything in memory.
+        reference_plans: every client's plan with its own budget, for the oracle's noise; the
+            method's own plans by default.
+        on_round: called with the record of each round, also with those of a resumed run.
+
+    Returns:
+        The records of all rounds. A run that diverges ends early with that status.
+    """
+    check_model(model)
+    if len(plans) != len(clients) or not clients:
+        raise InvalidValueError("plans", f"{len(plans)} plans", f"must fit {len(clients)} clients")
+    layout = ParameterLayout.of(model)
+    theta = layout.flatten(model).to(settings.device)
+    files = None
+    if folder is not None:
+        identity = (clients, plans, method, settings, seed, theta, loss, metric)
+        files = RunFolder(Path(folder), _fingerprint(*identity))
+        if (finished := _finished(files)) is not None:
+            return finished
+    workload = Workload(
+        model=model,
+        loss=loss,
+        clients=tuple(clients),
+        plans=tuple(plans),
+        learning_rate=settings.learning_rate,
+        seed=seed,
+        physical_batch=settings.physical_batch,
+        device=settings.device,
+    )
+
+    def noise(some: Sequence[LocalPlan]) -> np.ndarray:
+        return np.array([plan_noise(p, layout.size, settings.learning_rate) for p in some])
+
+    with one_thread():
+        executor = make_executor(workload, min(workers, len(clients)), theta)
+        try:
+            federation = Federation(
+                clients=workload.clients,
+                plans=workload.plans,
+                method=method,
+                settings=settings,
+                seed=seed,
+                evaluate=Evaluator(model, clients, loss, metric, settings.device),
+                executor=executor,
+                true_noise=noise(plans),
+                reference_noise=noise(reference_plans or plans),
+            )
+            return _all_rounds(federation, theta, files, on_round)
+        finally:
+            executor.close()
+
+
+def _all_rounds(
+    federation: Federation, theta: Tensor, files: RunFolder | None, on_round: OnRound | None
+) -> RunResult:
+    """Play the rounds that are left and write the result."""
+    resumed = files.resume() if files else None
+    if resumed is None:
+        snapshot, records = Snapshot(0, theta, {}, dict.fromkeys(federation.ids, 0)), []
+    else:
+        snapshot, records = resumed[0], list(resumed[1])
+        snapshot = Snapshot(
+            snapshot.round, snapshot.theta.to(theta), snapshot.state, snapshot.rounds_done
+        )
+    for record in records:
+        if on_round:
+            on_round(record)
+    status: Status = "finished"
+    while snapshot.round < federation.settings.rounds:
+        if not (members := choose_members(federation, snapshot)):
+            status = "budgets_spent"
+            break
+        outcome = play_round(federation, snapshot, members)
+        snapshot = outcome.snapshot
+        records.append(outcome.record)
+        if files:
+            files.save(snapshot, outcome.record)
+        if on_round:
+            on_round(outcome.record)
+        if outcome.diverged:
+            status = "diverged"
+            break
+    result = _result(federation, tuple(records), status)
+    if files:
+        _write(files, result, snapshot.theta)
+    return result
+
+
+def _result(federation: Federation, records: tuple[RoundRecord, ...], status: Status) -> RunResult:
+    budgets = [plan.budget for plan in federation.plans if plan.budget is not None]
+    clients = {
+        client.spec.id: {
+            **asdict(client.spec),
+            "reported_epsilon": client.reported_epsilon,
+            "planned_epsilon": plan.budget.epsilon if plan.budget else None,
+            "noise_multiplier": plan.noise_multiplier,
+            "sample_rate": plan.sample_rate,
+            "steps_per_round": plan.steps_per_round,
+            "planned_rounds": plan.rounds,
+        }
+        for client, plan in zip(federation.clients, federation.plans, strict=True)
+    }
+    plan = federation.plans[0]
+    return RunResult(
+        method=federation.method.name,
+        seed=federation.seed,
+        status=status,
+        rounds=records,
+        clients=clients,
+        guarantee=asdict(overall_guarantee(budgets)) if budgets else None,
+        settings={
+            **asdict(federation.settings),
+            "clip_norm": plan.clip_norm,
+            "accountant": plan.accountant,
+        },
+        needs=tuple(sorted(need.value for need in federation.method.aggregator.needs)),
+    )
+
+
+def _write(files: RunFolder, result: RunResult, theta: Tensor) -> None:
+    """The trained parameters, then the result, whose presence says that the run is complete."""
+    write_atomic(files.path / "model.safetensors", save_tensors({"theta": theta.cpu()}))
+    summary = result.summary() | {"fingerprint": files.fingerprint}
+    write_atomic(files.result_file, (to_json(summary, indent=1) + "\n").encode())
+
+
+def _finished(files: RunFolder) -> RunResult | None:
+    """The result of the same run, if it is complete already."""
+    if not files.result_file.exists():
+        return None
+    try:
+        known = json.loads(files.result_file.read_text()).get("fingerprint")
+    except (ValueError, AttributeError):
+        return None  # damaged: the checkpoints will tell
+    if known != files.fingerprint:
+        raise InvalidValueError(
+            "output",
+            str(files.path),
+            "holds a run with other settings; choose another folder or remove it",
+        )
+    try:
+        return load_result(files.path)
+    except InvalidValueError:
+        return None
+
+
+def _fingerprint(
+    clients: Sequence[Client],
+    plans: Sequence[LocalPlan],
+    method: Method,
+    settings: TrainingSettings,
+    seed: int,
+    theta: Tensor,
+    loss: Loss,
+    metric: Metric,
+) -> str:
+    """SHA-256 of everything that decides a run's result."""
+    parts = {
+        "specs": [asdict(c.spec) | {"reported": c.reported_epsilon} for c in clients],
+        "plans": [asdict(plan) for plan in plans],
+        "method": [method.name, _without_address(method.aggregator)],
+        "settings": asdict(settings),
+        "seed": seed,
+        "functions": [_without_address(loss), _without_address(metric)],
+    }
+    digest = hashlib.sha256(to_json(parts).encode())
+    digest.update(theta.cpu().numpy().tobytes())
+    for client in clients:
+        for examples in (client.data.train, client.data.test):
+            digest.update(np.ascontiguousarray(examples.inputs).tobytes())
+            digest.update(examples.targets.tobytes())
+            digest.update(repr(examples.scaling).encode())
+    return digest.hexdigest()
+
+
+def _without_address(thing: object) -> str:
+    """The repr of an object without the memory address, which differs between processes."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(thing))

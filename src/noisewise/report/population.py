@@ -1,0 +1,65 @@
+"""A population as a table and as a figure: who is strict, who is noisy, who should count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from noisewise.federation.results import ClientRow
+from noisewise.report.figures import save_figure
+
+__all__ = ["population_figure", "population_text", "save_figure"]
+
+_COLUMNS: Mapping[str, Callable[[ClientRow], str]] = {
+    "client": lambda row: row.id,
+    "N": lambda row: str(row.n_examples),
+    "b": lambda row: str(row.batch_size),
+    "steps": lambda row: str(row.steps_per_round),
+    "epsilon": lambda row: f"{row.epsilon:.4g}",
+    "z": lambda row: f"{row.noise_multiplier:.4g}",
+    "sigma^2": lambda row: f"{row.noise_variance:.4g}",
+    "oracle weight": lambda row: f"{100 * row.oracle_weight:.2f} %",
+}
+
+
+def population_text(rows: Sequence[ClientRow]) -> str:
+    """One aligned line for each client."""
+    table = [list(_COLUMNS), *([cell(row) for cell in _COLUMNS.values()] for row in rows)]
+    widths = [max(len(line[column]) for line in table) for column in range(len(_COLUMNS))]
+    return "\n".join(
+        line[0].ljust(widths[0])
+        + "  "
+        + "  ".join(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
+        for line in table
+    )
+
+
+def population_figure(rows: Sequence[ClientRow]) -> Figure:
+    """Small panels of epsilon, b, N, z, sigma^2 and oracle weight, clients sorted by sigma^2."""
+    ordered = sorted(rows, key=lambda row: row.noise_variance)
+    figure = Figure(figsize=(9.0, 5.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels: list[tuple[str, list[float], bool]] = [
+        ("privacy budget epsilon", [row.epsilon for row in ordered], True),
+        ("batch size b", [row.batch_size for row in ordered], False),
+        ("training records N", [row.n_examples for row in ordered], False),
+        ("noise multiplier z", [row.noise_multiplier for row in ordered], True),
+        ("noise of an update, sigma$^2$", [row.noise_variance for row in ordered], True),
+        ("oracle weight [%]", [100 * row.oracle_weight for row in ordered], False),
+    ]
+    for place, (title, values, logarithmic) in enumerate(panels, start=1):
+        axes = figure.add_subplot(2, 3, place)
+        axes.plot(range(len(values)), values, "o", ms=4, color="#0072B2")
+        axes.set_title(title, fontsize=10, loc="left")
+        axes.set_xticks([])
+        axes.grid(axis="y", alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        if logarithmic:
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
+        if place > 3:
+            axes.set_xlabel("clients, least noisy first", fontsize=9)
+    return figure

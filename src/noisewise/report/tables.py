@@ -1,0 +1,113 @@
+"""Tables of a comparison: one row for each method, as text, Markdown, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from noisewise.federation.results import RunResult
+
+__all__ = ["MethodRow", "as_csv", "as_markdown", "as_text", "method_rows"]
+
+HEADINGS = ("method", "accuracy", "noise / oracle's", "largest epsilon", "told to the server")
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """What a method reached over all its seeds.
+
+    Attributes:
+        method: label.
+        seeds: number of runs.
+        accuracy: mean over seeds of the mean held-out accuracy, in [0, 1].
+        spread: standard deviation over seeds; NaN for one seed.
+        noise_ratio: aggregated noise over the oracle's; NaN where undefined.
+        largest_epsilon: spent by any client; inf without privacy.
+        needs: what the server had to be told.
+        diverged: how many runs diverged.
+    """
+
+    method: str
+    seeds: int
+    accuracy: float
+    spread: float
+    noise_ratio: float
+    largest_epsilon: float
+    needs: tuple[str, ...]
+    diverged: int
+
+    def cells(self) -> tuple[str, ...]:
+        """The row as words, under `HEADINGS`."""
+        accuracy = f"{100 * self.accuracy:.1f} %"
+        if math.isfinite(self.spread):
+            accuracy = f"{100 * self.accuracy:.1f} ± {100 * self.spread:.1f} %"
+        if self.diverged:
+            accuracy += f" ({self.diverged} of {self.seeds} diverged)"
+        noise = "no noise" if self.noise_ratio == 0 else f"{self.noise_ratio:.4g}"
+        epsilon = "no limit" if math.isinf(self.largest_epsilon) else f"{self.largest_epsilon:.3g}"
+        told = ", ".join(self.needs) or "nothing"
+        return (
+            self.method,
+            accuracy,
+            noise if math.isfinite(self.noise_ratio) else "not defined",
+            epsilon,
+            told,
+        )
+
+
+def method_rows(results: Sequence[RunResult]) -> tuple[MethodRow, ...]:
+    """One row for each method, in the order of first appearance."""
+    rows = []
+    for method in dict.fromkeys(result.method for result in results):
+        runs = [result for result in results if result.method == method]
+        scores = np.array([run.accuracy for run in runs])
+        ratios = [run.noise_ratio for run in runs if math.isfinite(run.noise_ratio)]
+        rows.append(
+            MethodRow(
+                method=method,
+                seeds=len(runs),
+                accuracy=float(np.mean(scores)),
+                spread=float(np.std(scores, ddof=1)) if len(runs) > 1 else math.nan,
+                noise_ratio=float(np.mean(ratios)) if ratios else math.nan,
+                largest_epsilon=max(run.largest_epsilon for run in runs),
+                needs=runs[0].needs,
+                diverged=sum(run.status == "diverged" for run in runs),
+            )
+        )
+    return tuple(rows)
+
+
+def as_text(rows: Sequence[MethodRow]) -> str:
+    """Aligned columns for a terminal or a log."""
+    table = [HEADINGS, *(row.cells() for row in rows)]
+    widths = [max(len(line[column]) for line in table) for column in range(len(HEADINGS))]
+
+    def line(cells: Sequence[str]) -> str:
+        return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+
+    rule = "  ".join("-" * width for width in widths)
+    return "\n".join([line(table[0]).rstrip(), rule, *(line(c).rstrip() for c in table[1:])])
+
+
+def as_markdown(rows: Sequence[MethodRow]) -> str:
+    """A Markdown table."""
+    lines = [" | ".join(HEADINGS), " | ".join(["---"] * len(HEADINGS))]
+    lines += [" | ".join(row.cells()) for row in rows]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def as_csv(rows: Sequence[MethodRow]) -> str:
+    """The exact numbers, for a spreadsheet."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    fields = tuple(MethodRow.__dataclass_fields__)
+    writer.writerow(fields)
+    for row in rows:
+        values = [getattr(row, name) for name in fields]
+        writer.writerow([" ".join(v) if isinstance(v, tuple) else v for v in values])
+    return out.getvalue()

@@ -1,0 +1,16 @@
+"""Fixtures for all tests: caches live in a folder of the test run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_the_test_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or writes the user's cache."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("NOISEWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
+    yield
+    patch.undo()
