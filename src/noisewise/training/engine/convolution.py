@@ -106,12 +106,17 @@ class Convolution:
 
     def _place(self, taps: Taps, order: str) -> Place:
         """Add values whose axes are a permutation of "gmcij" (i, j: kernel) to the live taps."""
-        shape = (self._groups, -1, self._weight.tensor.shape[1], *self._kernel)
+        m, c = self._weight.tensor.shape[:2]
+        shape = (self._groups, m // self._groups, c, *self._kernel)
+        kernel = taps[0].stop - taps[0].start, taps[1].stop - taps[1].start
+        sizes = dict(zip("gmcij", (*shape[:3], *kernel), strict=True))
+        as_computed = [sizes[axis] for axis in order]
+        to_parameter = [order.index(axis) for axis in "gmcij"]
 
         def place(values: Tensor, part: Tensor) -> None:
-            weight = part.view(shape)[..., taps[0], taps[1]]
-            sizes = dict(zip("gmcij", weight.shape, strict=True))
-            permuted = values.view([sizes[axis] for axis in order])
-            weight.add_(permuted.permute([order.index(axis) for axis in "gmcij"]))
+            weight = part.view(shape)
+            if kernel != self._kernel:
+                weight = weight[..., taps[0], taps[1]]
+            weight.add_(values.view(as_computed).permute(to_parameter))
 
         return place

@@ -84,7 +84,7 @@ class Rows:
 
     Args:
         index: of the parameter.
-        values: [b, n], or [blocks, b, n] if each gradient comes in blocks.
+        values: [b, n], or [blocks, b, n] if each gradient comes in blocks (and has a ``place``).
         place: adds a sum [blocks, n] to the parameter's part; None if the order is its own.
     """
 
@@ -98,23 +98,31 @@ class Rows:
     def squared_norms(self) -> Tensor:
         """See `Piece`."""
         blocks, records, size = self._blocks.shape
-        step = values_at_once(blocks * size)
-        squares = [
-            _squared_lengths(self._blocks[:, start : start + step].double())
-            for start in range(0, records, step)
-        ]
-        every = squares[0] if len(squares) == 1 else torch.cat(squares, dim=1)
-        return every[0] if blocks == 1 else every.sum(0)
+        if self._blocks.dtype == torch.float64:
+            squares = _squared_lengths(self._blocks)
+        else:
+            step = values_at_once(blocks * size)
+            squares = torch.cat(
+                [
+                    _squared_lengths(self._blocks[:, start : start + step].double())
+                    for start in range(0, records, step)
+                ],
+                dim=1,
+            )
+        return squares[0] if blocks == 1 else squares.sum(0)
 
     def add_sum(self, factors: Tensor, parts: Parts) -> None:
         """See `Piece`."""
         blocks, records, size = self._blocks.shape
         part = parts[self.indices[0]]
+        if self._blocks.dtype == torch.float64:
+            if self._place is None:
+                part.addmv_(self._blocks[0].t(), factors)
+            else:
+                self._place(torch.matmul(factors, self._blocks), part)
+            return
         if self._place is None:
             sums = part.view(blocks, size)
-        elif self._blocks.dtype == torch.float64:
-            self._place(torch.matmul(factors, self._blocks), part)
-            return
         else:
             sums = torch.zeros(blocks, size, dtype=part.dtype, device=part.device)
         step = values_at_once(records)
