@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from noisewise.errors import InvalidValueError, UnsupportedModelError
-from noisewise.training.engine import FastGradients, fast, make_engine, pieces
+from noisewise.training.engine import FastGradients, fast, make_engine, pieces, products
 from noisewise.training.gradients import FunctionalGradients
 from noisewise.training.models import make_model
 
@@ -362,7 +362,7 @@ def test_planted_bugs_break_promise_2(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(pieces, "_gram_norms", lambda a, g: gram(a, g) * (1 - 2e-5))
         assert worst() > 1 + 1e-6
     with monkeypatch.context() as patch:  # layers clipped one by one
-        patch.setattr(fast, "_gather", per_layer(fast._gather))
+        patch.setattr(fast, "combined", last_layer_only(fast.combined))
         assert worst() > 1.2
 
 
@@ -387,12 +387,17 @@ def test_a_sum_in_float32_would_break_promise_2(monkeypatch: pytest.MonkeyPatch)
     assert worst() > 1 + 1e-6
 
 
-def per_layer(gather):
-    """Planted bug: the norm of the last layer alone decides."""
+def last_layer_only(combined):
+    """Planted bug: only the last layer's norm counts."""
 
-    def planted(uses):
-        found, _ = gather(uses)
-        return found, found[-1].squared_norms()
+    class Unseen:
+        def __init__(self, piece: pieces.Piece) -> None:
+            self.indices, self.add_sum = piece.indices, piece.add_sum
+            self.squared_norms = lambda: 0.0 * piece.squared_norms()
+
+    def planted(found):
+        *others, last = combined(found)
+        return [*(Unseen(piece) for piece in others), last]
 
     return planted
 
@@ -416,9 +421,11 @@ def test_planted_bugs_break_the_agreement_with_the_loop(monkeypatch: pytest.Monk
         patch.setattr(fast, "combined", lambda found: found)
         assert error() > 1e-3
     with monkeypatch.context() as patch:  # clipping forgotten
-        patch.setattr(fast, "clip_factors", lambda norms, c: torch.ones_like(norms))
+        for module in (fast, products):
+            patch.setattr(module, "clip_factors", lambda norms, c: torch.ones_like(norms))
         assert error() > 1e-2
     with monkeypatch.context() as patch:  # the factors of two records swapped
         right = fast.clip_factors
-        patch.setattr(fast, "clip_factors", lambda norms, c: right(norms, c).roll(1))
+        for module in (fast, products):
+            patch.setattr(module, "clip_factors", lambda norms, c: right(norms, c).roll(1))
         assert error() > 1e-3

@@ -18,13 +18,12 @@ from noisewise.training.engine.layer import (
     tensor_of,
 )
 from noisewise.training.engine.patches import Geometry, Taps, full_patches
-from noisewise.training.engine.pieces import Outer, Piece, Place, Rows
-from noisewise.training.engine.products import materialised
+from noisewise.training.engine.pieces import Outer, Piece, Place
+from noisewise.training.engine.products import Products
 
 __all__ = ["Convolution"]
 
 _LARGE = 50  # output positions from which on channels-last pays for a convolution and its pools
-_FEW = 16  # up to this many values (channels x kernel width) in a run, patches go tap by tap
 
 
 class Convolution:
@@ -88,21 +87,19 @@ class Convolution:
     def _gradients(
         self, geometry: Geometry, taps: Taps, kept: Tensor, g: Tensor
     ) -> Iterator[Piece]:
-        groups, (kh, kw) = geometry.groups, geometry.kernel
+        groups, size = geometry.groups, geometry.kernel[0] * geometry.kernel[1]
         channels, outputs = kept.shape[1] // groups, self._weight.tensor.shape[0] // groups
         g = g.unsqueeze(2) if self._line else g
         weight, bias = self._weight.index, self._bias
-        ghost = prefer_ghost(len(g), geometry.positions, channels * kh * kw, outputs)
+        ghost = prefer_ghost(len(g), geometry.positions, channels * size, outputs)
         if weight is None or ghost or groups > 1:
             if weight is not None:
                 patches = full_patches(kept, geometry, torch.float64 if ghost else kept.dtype)
                 by_position = g.reshape(len(g), groups, outputs, -1).transpose(2, 3)
                 yield Outer(weight, patches, by_position, self._place(taps, "gmijc"))
-            yield from row_gradients(bias, lambda: g.sum(dim=(2, 3)))
         else:
-            rows, sums, order = materialised(kept, g, geometry, tap_by_tap=channels * kw <= _FEW)
-            yield Rows(weight, rows, self._place(taps, order))
-            yield from row_gradients(bias, lambda: sums)
+            yield Products(weight, kept, g, geometry, partial(self._place, taps))
+        yield from row_gradients(bias, lambda: g.sum(dim=(2, 3)))
 
     def _place(self, taps: Taps, order: str) -> Place:
         """Add values whose axes are a permutation of "gmcij" (i, j: kernel) to the live taps."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,9 @@ from noisewise.training.engine.layer import NotCoveredError
 from noisewise.training.engine.loss_gradients import loss_gradients
 from noisewise.training.engine.memory import keep_freed_memory
 from noisewise.training.engine.network import Network, Use
-from noisewise.training.engine.pieces import Parts, Piece, combined
+from noisewise.training.engine.pieces import Parts, combined
 from noisewise.training.engine.probe import check_records_stay_apart
+from noisewise.training.engine.products import Products
 from noisewise.training.gradients import FunctionalGradients, GradientEngine, Loss, clip_factors
 from noisewise.training.parameters import ParameterLayout, check_model
 
@@ -130,17 +132,14 @@ class FastGradients:
         with torch.no_grad():
             weights = self._loss_gradients(outputs.detach(), targets)
             uses = network.output_gradients(outputs, weights)
-            pieces, norms = _gather(uses)
-            if norms is None:
+            if not uses:
                 return
+            norms, add = _clipped(uses, clip_norm)
             if not math.isfinite(float(norms.sum())):
                 bad = (~torch.isfinite(norms)).nonzero()[:, 0]
                 cleared = [(use.without(bad), g.index_fill(0, bad, 0.0)) for use, g in uses]
-                pieces, norms = _gather(cleared)
-                assert norms is not None
-            factors = clip_factors(norms, clip_norm)
-            for piece in pieces:
-                piece.add_sum(factors, parts)
+                _, add = _clipped(cleared, clip_norm)
+            add(parts)
 
     def _add_unclipped(
         self, network: Network, inputs: Tensor, targets: Tensor, parts: Parts
@@ -161,11 +160,30 @@ class FastGradients:
         return True
 
 
-def _gather(uses: list[tuple[Use, Tensor]]) -> tuple[list[Piece], Tensor | None]:
-    """Per-sample gradients by parameter, and their squared norms over all parameters: [b]."""
+def _clipped(
+    uses: list[tuple[Use, Tensor]], clip_norm: float | None
+) -> tuple[Tensor, Callable[[Parts], None]]:
+    """Squared norms [b] over all parameters, and what adds the sum of the clipped gradients."""
     pieces = combined([piece for use, g in uses for piece in use.gradients(use.kept, g)])
-    norms: Tensor | None = None
-    for piece in pieces:
-        squares = piece.squared_norms()
-        norms = squares if norms is None else norms.add_(squares)
-    return pieces, norms
+    streamed = max(
+        (piece for piece in pieces if isinstance(piece, Products)),
+        key=lambda piece: piece.size,
+        default=None,
+    )
+    stored = [piece for piece in pieces if piece is not streamed]
+    norms = torch.zeros(len(uses[0][1]), dtype=torch.float64, device=uses[0][1].device)
+    for piece in stored:
+        norms += piece.squared_norms()
+    sums: Tensor | None = None
+    if streamed is None:
+        factors = clip_factors(norms, clip_norm)
+    else:
+        norms, factors, sums = streamed.stream(norms, clip_norm)
+
+    def add(parts: Parts) -> None:
+        for piece in stored:
+            piece.add_sum(factors, parts)
+        if streamed is not None and sums is not None:
+            streamed.add_streamed(sums, parts)
+
+    return norms, add

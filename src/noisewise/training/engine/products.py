@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,42 +15,107 @@ from noisewise.training.engine.patches import (
     full_patches,
     tap_patches,
 )
+from noisewise.training.engine.pieces import Parts, Place, Rows, Single
+from noisewise.training.gradients import clip_factors
 
-__all__ = ["materialised"]
+__all__ = ["Products"]
+
+_FEW = 16  # up to this many values (channels x kernel width) in a run, patches go tap by tap
 
 
-def materialised(
-    x: Tensor, g: Tensor, geometry: Geometry, *, tap_by_tap: bool
-) -> tuple[Tensor, Tensor, str]:
-    """Gradients of a convolution without groups, a few records at a time to stay in the cache.
+class Products:
+    """Gradients of the weight of a convolution without groups, made a few records at a time.
+
+    Either all of them are stored, or one such piece of a model is streamed: when every other norm
+    is known, the gradients of a few records can be clipped and summed as soon as they are made,
+    and never leave the cache.
 
     Args:
+        index: of the weight.
         x: [b, c, h, w] the layer's input.
         g: [b, m, oh, ow] the gradient at its output.
         geometry: of the convolution.
-        tap_by_tap: whether channels are so few that patches are better made by taps.
-
-    Returns:
-        Gradients of the weight [blocks, b, n], those of the bias [b, m], and the order of the
-        former's axes: "g" (groups), "m", "c", and "i" and "j" of the kernel.
+        make_place: from an order of axes ("g", "m", "c", "i", "j") to how it is written.
     """
-    channels, outputs = x.shape[1], g.shape[1]
-    if tap_by_tap:
-        way = _by_taps(channels, outputs, geometry)
-    elif geometry.stride[0] == 1 and geometry.kernel[0] > 1:
-        way = _by_kernel_rows(channels, outputs, geometry)
-    else:
-        way = _by_patches(channels, outputs, geometry)
-    blocks, *product = way.shape
-    rows = x.new_empty(blocks, len(x), *product)
-    sums = x.new_empty(len(x), outputs)
-    step = records_at_once(way.patch_values * x.element_size())
-    for start in range(0, len(x), step):
-        part = slice(start, start + step)
-        by_position = g[part].permute(0, 2, 3, 1).flatten(1, 2)  # a view if channels-last
-        way.fill(x[part], by_position, rows[:, part])
-        torch.sum(by_position, 1, out=sums[part])
-    return rows.flatten(2), sums, way.order
+
+    def __init__(
+        self,
+        index: int,
+        x: Tensor,
+        g: Tensor,
+        geometry: Geometry,
+        make_place: Callable[[str], Place],
+    ) -> None:
+        self.indices = (index,)
+        self._x, self._g = x, g
+        self._way = _way(x.shape[1], g.shape[1], geometry)
+        self._place = make_place(self._way.order)
+        self._stored: Rows | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of values of all gradients together."""
+        blocks, rows, columns = self._way.shape
+        return len(self._x) * blocks * rows * columns
+
+    def stream(self, norms: Tensor, clip_norm: float | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Norms over all parameters [b], clipping factors [b], and the weighted sum [blocks, n].
+
+        Args:
+            norms: [b] squared norms over all other parameters.
+            clip_norm: c.
+        """
+        norms, factors = norms.clone(), torch.empty_like(norms)
+        blocks, rows, columns = self._way.shape
+        sums = norms.new_zeros(blocks, 1, rows * columns)
+        buffer = self._buffer(self._step())
+        for part in self._parts():
+            made = buffer[:, : len(self._x[part])]
+            self._fill(part, made)
+            values = made.flatten(2).double()
+            squares = torch.linalg.vector_norm(values, dim=2).square_().sum(0)
+            factors[part] = clip_factors(norms[part].add_(squares), clip_norm)
+            sums.baddbmm_(factors[part].expand(blocks, 1, -1), values)
+        return norms, factors, sums
+
+    def add_streamed(self, sums: Tensor, parts: Parts) -> None:
+        """Add the weighted sum that `stream` gave."""
+        self._place(sums, parts[self.indices[0]])
+
+    def squared_norms(self) -> Tensor:
+        """See `Piece`."""
+        return self._all().squared_norms()
+
+    def add_sum(self, factors: Tensor, parts: Parts) -> None:
+        """See `Piece`."""
+        self._all().add_sum(factors, parts)
+
+    def split(self) -> list[Single]:
+        """See `Piece`."""
+        return [self._all()]
+
+    def _all(self) -> Rows:
+        if self._stored is None:
+            stored = self._buffer(len(self._x))
+            for part in self._parts():
+                self._fill(part, stored[:, part])
+            self._stored = Rows(self.indices[0], stored.flatten(2), self._place)
+        return self._stored
+
+    def _buffer(self, records: int) -> Tensor:
+        blocks, *product = self._way.shape
+        return self._x.new_empty(blocks, records, *product)
+
+    def _step(self) -> int:
+        return records_at_once(self._way.patch_values * self._x.element_size())
+
+    def _parts(self) -> Iterator[slice]:
+        step = self._step()
+        return (slice(start, start + step) for start in range(0, len(self._x), step))
+
+    def _fill(self, part: slice, out: Tensor) -> None:
+        by_position = self._g[part].permute(0, 2, 3, 1).flatten(1, 2)  # a view if channels-last
+        self._way.fill(self._x[part], by_position, out)
 
 
 @dataclass(frozen=True)
@@ -68,6 +133,14 @@ class _Way:
     order: str
     patch_values: int
     fill: Callable[[Tensor, Tensor, Tensor], None]
+
+
+def _way(channels: int, outputs: int, geometry: Geometry) -> _Way:
+    if channels * geometry.kernel[1] <= _FEW:
+        return _by_taps(channels, outputs, geometry)
+    if geometry.stride[0] == 1 and geometry.kernel[0] > 1:
+        return _by_kernel_rows(channels, outputs, geometry)
+    return _by_patches(channels, outputs, geometry)
 
 
 def _by_taps(channels: int, outputs: int, geometry: Geometry) -> _Way:
