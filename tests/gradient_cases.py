@@ -193,6 +193,19 @@ class InPlace(nn.Module):
         return self.head(x)
 
 
+class InPlace1d(nn.Module):
+    """In-place activations behind Conv1d and norms, the first of them on few channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv1d(1, 3, 3), nn.Conv1d(3, 4, 2, groups=1)
+        self.norm, self.head = nn.GroupNorm(2, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.two(self.one(x).relu_()).mul_(2.0)
+        return self.head(self.norm(x).tanh_().mean(2).add_(1.0)).mul_(0.5)
+
+
 class Views(nn.Module):
     """The model's own `view` works in the default layout only."""
 
@@ -346,6 +359,7 @@ CASES = [
     Case("tied convolutions", TiedConvolutions, (2, 6, 6)),
     Case("tied embedding", TiedEmbedding, (4,), tokens=9),
     Case("in place", InPlace, (1, 5, 5)),
+    Case("in place, 1d", InPlace1d, (1, 9)),
     Case("views", Views, (2, 5, 5)),
     Case("frozen", Frozen, (5,)),
     Case(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from noisewise.cli import main
 
@@ -282,3 +282,22 @@ def test_data_commands(
     unknown = noisewise("data", "get", "nonsense")
     assert unknown.returncode == 2
     assert "digits" in unknown.stderr
+
+
+def test_updates_of_a_first_round_and_figures_of_their_noise(
+    noisewise: Noisewise, tmp_path: Path
+) -> None:
+    stored = tmp_path / "updates.safetensors"
+    out = noisewise("updates", DEMO, "--output", stored, "--workers", 1)
+    assert out.returncode == 0, out.stderr
+    assert "650 x 16" in out.stdout
+    answer = noisewise("estimate", stored, "--figures", tmp_path / "figures", "--json")
+    assert answer.returncode == 0, answer.stderr
+    weights = json.loads(answer.stdout)["weights"]
+    truth = 1 / load_file(stored)["true_variance"]
+    assert np.abs(weights - truth / truth.sum()).sum() < 0.2
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert {f"{n}.png" for n in ("spectrum", "truth", "weights", "sample")} <= names
+    bad = noisewise("updates", DEMO, "--output", tmp_path / "updates.txt")
+    assert bad.returncode == 2
+    assert "safetensors" in bad.stderr

@@ -142,6 +142,21 @@ def test_a_batch_share_gives_everyone_the_same_number_of_steps() -> None:
         parse_config(content)
 
 
+def test_limit_and_normalisation() -> None:
+    content = copy.deepcopy(BASE)
+    content["data"] |= {"limit": 100, "mean": [0.5], "std": [0.25]}
+    plain, scaled = (make_population(parse_config(c), 0) for c in (BASE, content))
+    assert sum(c.spec.n_examples + len(c.data.test) for c in scaled) == 100
+    assert scaled[0].data.train.arrays()[0].min() == pytest.approx(-2)
+    assert plain[0].data.train.arrays()[0].min() == 0
+    content["data"]["limit"] = 10**6
+    with pytest.raises(InvalidValueError, match=r"data\.limit"):
+        make_population(parse_config(content), 0)
+    del content["data"]["std"]
+    with pytest.raises(InvalidValueError, match=r"data\.mean"):
+        make_population(parse_config(content), 0)
+
+
 def test_distributions_and_scale() -> None:
     content = copy.deepcopy(BASE)
     content["data"] = {"name": "digits", "clients": 20}

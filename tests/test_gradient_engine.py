@@ -57,7 +57,7 @@ def test_both_ways_agree_with_the_loop(
     """Whichever the cost model would have picked."""
     from noisewise.training.engine import convolution, pieces
 
-    def always(positions: int, inputs: int, outputs: int) -> bool:
+    def always(records: int, positions: int, inputs: int, outputs: int) -> bool:
         return ghost
 
     for module in (convolution, pieces, cost):

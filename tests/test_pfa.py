@@ -100,10 +100,11 @@ def test_two_clients() -> None:
 
 def test_public_clients_without_spread_leave_their_mean() -> None:
     """Identical public updates: rounding is no direction to project on."""
-    values = updates()
-    values[:, PUBLIC] = values[:, [1]]
-    got = aggregate(values, EPSILON)
-    np.testing.assert_allclose(got, values[:, 1], rtol=1e-9, atol=1e-12)
+    epsilons = np.array([0.2, 0.25, 0.21, 3.0, 3.1, 3.2])  # a mean of three is not exact
+    values = updates(n=6)
+    values[:, 3:] = values[:, [3]]
+    got = aggregate(values, epsilons)
+    np.testing.assert_allclose(got, values[:, 3], rtol=1e-9, atol=1e-12)
 
 
 def test_public_updates_of_zero() -> None:
@@ -114,6 +115,12 @@ def test_public_updates_of_zero() -> None:
     alone = updates(n=5)
     alone[:, 3] = 0.0
     np.testing.assert_allclose(aggregate(alone, epsilons), np.zeros(60), atol=1e-12)
+
+
+def test_a_wide_upper_cluster_does_not_take_the_smallest_epsilon() -> None:
+    """Beside a narrow cluster, the mixture counts what lies below it to the wide upper one."""
+    epsilons = np.array([0.1, *[0.2] * 8, 0.4, 0.5, 0.6, 0.7, 1.0])
+    assert public_clients(epsilons).tolist() == [False] * 9 + [True] * 5
 
 
 DRAWS = [(f"Dist{k}", n) for k in range(1, 10) for n in (20, 60)]

@@ -48,7 +48,7 @@ def random_specs(count: int, seed: int) -> list[tuple[ClientSpec, int, str]]:
     cases = []
     for k in range(count):
         n = int(np.exp(rng.uniform(np.log(20), np.log(20_000))))
-        batch = int(np.clip(np.exp(rng.uniform(0, np.log(n))), max(1, n // 2000), n))
+        batch = int(np.clip(np.exp(rng.uniform(0, np.log(n))), max(1, n // 1000), n))
         accountant = ("pld", "rdp", "moments")[k % 3]
         delta = float(10 ** rng.uniform(-7, -2.5))
         epsilon = float(np.exp(rng.uniform(np.log(0.1), np.log(12))))

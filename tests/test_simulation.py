@@ -15,7 +15,7 @@ from noisewise.aggregation.base import Aggregation, Aggregator, Disclosure, Serv
 from noisewise.aggregation.methods import METHODS, make_method, plan_clients
 from noisewise.errors import InvalidValueError, UnsupportedModelError
 from noisewise.federation import TrainingSettings, simulate
-from noisewise.privacy.plan import epsilon_spent
+from noisewise.privacy.spending import epsilon_spent
 
 
 @pytest.mark.parametrize("method", METHODS)

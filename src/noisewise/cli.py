@@ -199,7 +199,8 @@ def plan_command(
     """
     from noisewise.data.specs import ClientSpec
     from noisewise.federation.rounds import plan_noise
-    from noisewise.privacy.plan import epsilon_spent, make_plan
+    from noisewise.privacy.plan import make_plan
+    from noisewise.privacy.spending import epsilon_spent
 
     spec = ClientSpec("this-site", examples, batch_size, epsilon, delta, local_epochs)
     plan = make_plan(spec, rounds=rounds, clip_norm=clip, accountant=accountant)
@@ -241,6 +242,10 @@ def estimate_command(
     estimator: Annotated[
         str, typer.Option(help="pcp, factor, norm, or your own as package.module:name.")
     ] = "pcp",
+    figures: Annotated[
+        Path | None,
+        typer.Option(help="Folder for figures: spectra; with a known truth, precision too."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Estimate how noisy each client's update is, and the weights that follow.
@@ -264,6 +269,8 @@ def estimate_command(
     if not (variance > 0).all():
         variance = without_empty(variance, column_energy(source)[0] == 0)
     weights = inverse_variance_weights(variance)
+    if figures is not None:
+        _draw_estimates(files, figures)
     if as_json:
         answer = {
             "variance": noise.variance,
@@ -280,6 +287,54 @@ def estimate_command(
         typer.echo(f"{name:>{width}}  {variance:>14.6g}  {weight:>8.4f}")
     if not noise.converged:
         typer.echo(f"not converged: {dict(noise.details)}", err=True)
+
+
+def _draw_estimates(files: list[Path], folder: Path) -> None:
+    """All figures that a file of updates allows."""
+    from noisewise.aggregation.readers import read_updates
+    from noisewise.aggregation.weights import inverse_variance_weights
+    from noisewise.experiments.estimation import read_truth, study_estimates
+    from noisewise.report import estimates
+    from noisewise.report.figures import save_figure
+
+    if len(files) != 1:
+        raise InvalidValueError("--figures", len(files), "needs one file with all updates")
+    study = study_estimates(read_updates(files[0]), read_truth(files[0]))
+    save_figure(estimates.spectrum_figure(study.singular_values), folder, "spectrum")
+    if study.truth is not None:
+        save_figure(estimates.truth_figure(study.variance, study.truth), folder, "truth")
+        weights = {name: inverse_variance_weights(v) for name, v in study.variance.items()}
+        oracle = inverse_variance_weights(study.truth)
+        save_figure(estimates.weights_against_oracle_figure(weights, oracle), folder, "weights")
+        save_figure(estimates.sample_figure(study.sample_sizes, study.excess), folder, "sample")
+    typer.echo(f"figures in {folder}", err=True)
+
+
+@app.command("updates")
+def updates_command(
+    config: Config,
+    output: Annotated[Path, typer.Option("--output", "-o", help="A .safetensors file.")],
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the config's.")] = None,
+    workers: Workers = None,
+    settings: Set = None,
+) -> None:
+    """Train one round and store what the server receives, with the true noise of each update.
+
+    Examples:
+      noisewise updates configs/mnist.toml --output updates.safetensors
+      noisewise estimate updates.safetensors --figures figures
+    """
+    from noisewise.experiments.config import load_config
+    from noisewise.experiments.estimation import first_round_updates, save_updates
+    from noisewise.experiments.runner import Job
+
+    if output.suffix != ".safetensors":
+        raise InvalidValueError("--output", str(output), "must end in .safetensors")
+    wanted = load_config(config, _overrides(settings))
+    job = Job(wanted.method, wanted.seed if seed is None else seed)
+    updates, truth = first_round_updates(wanted, job, workers=workers or _cores())
+    save_updates(output, updates, truth)
+    typer.echo(f"{updates.shape[0]} x {updates.shape[1]} updates and their true noise: {output}")
 
 
 @app.command("methods")

@@ -16,7 +16,7 @@ from noisewise.experiments.config import ExperimentConfig, MethodConfig, dump_co
 from noisewise.experiments.runner import Job, run
 from noisewise.experiments.setup import make_plans, make_population
 from noisewise.federation.results import RoundRecord, RunResult
-from noisewise.privacy.plan import epsilon_spent
+from noisewise.privacy.spending import spending_curve
 from noisewise.storage import write_atomic
 
 __all__ = ["Comparison", "compare", "comparison_jobs", "warm_up"]
@@ -76,8 +76,7 @@ def warm_up(config: ExperimentConfig, jobs: Sequence[Job]) -> Iterator[tuple[int
     for number, method in enumerate(methods.values()):
         for place, plan in enumerate(make_plans(config, clients, method)):
             if plan.is_private:
-                for done in range(1, min(plan.rounds, config.training.rounds) + 1):
-                    epsilon_spent(plan, done)
+                spending_curve(plan)
             yield number * len(clients) + place + 1, total
 
 

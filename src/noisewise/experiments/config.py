@@ -33,7 +33,7 @@ class DataConfig(_Strict):
     """Which records, and how they are split over the clients.
 
     ``folder`` is where files were placed by hand; ``mean`` and ``std`` (one number, or one for each
-    channel) replace the dataset's normalisation.
+    channel) replace the dataset's normalisation; ``limit`` takes only so many training records.
     """
 
     name: str
@@ -43,6 +43,7 @@ class DataConfig(_Strict):
     alpha: Positive | None = None
     test_fraction: OpenShare | None = None
     folder: str | None = None
+    limit: Count | None = None
     mean: list[float] | None = None
     std: list[Positive] | None = None
 

@@ -19,7 +19,7 @@ from noisewise.federation.settings import TrainingSettings
 from noisewise.federation.simulation import simulate
 from noisewise.plugins import load_object
 
-__all__ = ["Job", "run"]
+__all__ = ["Job", "run", "training_loss"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,11 @@ def _callable(spec: str, field: str) -> Callable[..., torch.Tensor]:
     return cast(Callable[..., torch.Tensor], found)
 
 
+def training_loss(config: ExperimentConfig) -> Callable[..., torch.Tensor]:
+    """The loss function that a config names."""
+    return _callable(config.training.loss, "training.loss")
+
+
 def run(
     config: ExperimentConfig,
     job: Job,
@@ -79,7 +84,7 @@ def run(
             device=training.device,
         ),
         seed=job.seed,
-        loss=_callable(training.loss, "training.loss"),
+        loss=training_loss(config),
         metric=_callable(training.metric, "training.metric"),
         workers=workers,
         folder=folder,

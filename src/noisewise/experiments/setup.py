@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from noisewise.aggregation.methods import Method, make_method, plan_clients
 from noisewise.aggregation.weights import inverse_variance_weights
-from noisewise.data.datasets import Dataset, Scaling, load_dataset
+from noisewise.data.datasets import Dataset, Examples, Scaling, load_dataset
 from noisewise.data.partition import split_dataset
 from noisewise.data.populations import (
     authors_population,
@@ -44,7 +46,22 @@ def read_dataset(data: DataConfig) -> Dataset:
     if (mean is None) != (std is None):
         raise InvalidValueError("data.mean", mean, f"must be given together with std = {std}")
     scaling = Scaling(tuple(mean), tuple(std)) if mean is not None and std is not None else None
-    return _read(data.name, data.folder, scaling)
+    dataset = _read(data.name, data.folder, scaling)
+    return dataset if data.limit is None else _thinned(dataset, data.limit)
+
+
+def _thinned(dataset: Dataset, limit: int) -> Dataset:
+    """``limit`` training records spread evenly over the whole, and as small a share of the test."""
+    n = len(dataset.train)
+    if limit > n:
+        raise InvalidValueError("data.limit", limit, f"must be at most the {n} training records")
+
+    def some(examples: Examples) -> Examples:
+        keep = max(1, len(examples) * limit // n)
+        return examples.take(np.linspace(0, len(examples) - 1, keep).astype(np.int64))
+
+    test = None if dataset.test is None else some(dataset.test)
+    return replace(dataset, train=some(dataset.train), test=test)
 
 
 @functools.lru_cache(maxsize=2)

@@ -105,7 +105,9 @@ class RoundRecord:
 
     @property
     def noise_ratio(self) -> float:
-        """Noise of the aggregate over the oracle's: 1 is perfect; NaN where undefined."""
+        """Noise of the aggregate over the oracle's: 1 is perfect, 0 is no noise at all."""
+        if self.aggregate_noise == 0:
+            return 0.0
         if self.aggregate_noise is None or not self.oracle_noise:
             return math.nan
         return self.aggregate_noise / self.oracle_noise

@@ -22,7 +22,8 @@ from noisewise.federation.executors import Executor
 from noisewise.federation.results import RoundRecord
 from noisewise.federation.settings import TrainingSettings
 from noisewise.noise.variance import aggregate_noise, oracle_noise, update_noise_variance
-from noisewise.privacy.plan import LocalPlan, epsilon_spent
+from noisewise.privacy.plan import LocalPlan
+from noisewise.privacy.spending import epsilon_spent
 from noisewise.randomness import keyed_generator
 
 __all__ = ["Federation", "RoundOutcome", "choose_members", "plan_noise", "play_round"]

@@ -3,7 +3,8 @@
 from noisewise.privacy.accounting import ACCOUNTANTS, DEFAULT_ACCOUNTANT, epsilon_of
 from noisewise.privacy.budget import PrivacyBudget, overall_guarantee
 from noisewise.privacy.calibration import Calibration, calibrate
-from noisewise.privacy.plan import LocalPlan, epsilon_spent, make_plan, non_private_plan
+from noisewise.privacy.plan import LocalPlan, make_plan, non_private_plan
+from noisewise.privacy.spending import epsilon_spent
 
 __all__ = [
     "ACCOUNTANTS",

@@ -27,7 +27,14 @@ from dp_accounting.pld import privacy_loss_distribution
 from noisewise.checks import fraction, positive_int, positive_number
 from noisewise.errors import AccountingError, InvalidValueError
 
-__all__ = ["ACCOUNTANTS", "DEFAULT_ACCOUNTANT", "epsilon_of", "moments_floor", "step_loss_std"]
+__all__ = [
+    "ACCOUNTANTS",
+    "DEFAULT_ACCOUNTANT",
+    "compose_rounds",
+    "epsilon_of",
+    "moments_floor",
+    "step_loss_std",
+]
 
 DEFAULT_ACCOUNTANT = "pld"
 
@@ -77,6 +84,12 @@ def _largest_loss(sample_rate: float, noise_multiplier: float) -> float:
     )
 
 
+def _grid(sample_rate: float, noise_multiplier: float, steps: int) -> float:
+    """The width that is fine enough, or the finest that memory allows."""
+    widest = _largest_loss(sample_rate, noise_multiplier)
+    return max(_pld_interval(sample_rate, noise_multiplier, steps), widest / _FINE_GRID)
+
+
 @functools.lru_cache(maxsize=32)
 def _one_step(
     sample_rate: float, noise_multiplier: float, interval: float
@@ -108,7 +121,7 @@ def _pld_epsilon(sample_rate: float, noise_multiplier: float, steps: int, delta:
             return float(single.self_compose(steps).get_epsilon_for_delta(delta))
 
     widest = _largest_loss(sample_rate, noise_multiplier)
-    finest = max(_pld_interval(sample_rate, noise_multiplier, steps), widest / _FINE_GRID)
+    finest = _grid(sample_rate, noise_multiplier, steps)
     interval = max(finest, widest / _COARSE_GRID)
     epsilon = on_grid(interval)
     while interval > finest and epsilon > 0:
@@ -170,6 +183,38 @@ def _moments_epsilon(
     """Epsilon as the paper computes it: min over a of rdp(a) + log(1/delta) / (a - 1)."""
     orders, values = _renyi(MOMENTS_ORDERS, sample_rate, noise_multiplier, steps)
     return float(np.min(values + math.log(1 / delta) / (orders - 1)))
+
+
+def compose_rounds(
+    sample_rate: float,
+    noise_multiplier: float,
+    steps_per_round: int,
+    rounds: int,
+    delta: float,
+    accountant: str = DEFAULT_ACCOUNTANT,
+) -> Iterator[float]:
+    """Epsilon after 1, 2, ..., ``rounds`` rounds, each an upper bound; 0 where one cannot tell.
+
+    One round's loss distribution (or Renyi DP) is composed with itself round by round.
+    """
+    if rounds < 1:
+        return
+    if accountant == "pld" and noise_multiplier >= _SMALLEST_PLD_NOISE and sample_rate < 1:
+        interval = _grid(sample_rate, noise_multiplier, steps_per_round * rounds)
+        with np.errstate(over="ignore"):
+            one = _one_step(sample_rate, noise_multiplier, interval).self_compose(steps_per_round)
+            total = one
+            for number in range(rounds):
+                total = total if number == 0 else total.compose(one)
+                yield float(total.get_epsilon_for_delta(delta))
+        return
+    for number in range(1, rounds + 1):
+        try:
+            yield epsilon_of(
+                sample_rate, noise_multiplier, number * steps_per_round, delta, accountant
+            )
+        except AccountingError:
+            yield 0.0
 
 
 def moments_floor(delta: float) -> float:

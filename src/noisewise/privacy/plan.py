@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from noisewise.checks import fraction, non_negative_int, positive_int, positive_number
+from noisewise.checks import fraction, positive_int, positive_number
 from noisewise.data.specs import ClientSpec
 from noisewise.errors import AccountingError, InvalidValueError
-from noisewise.privacy.accounting import ACCOUNTANTS, DEFAULT_ACCOUNTANT, epsilon_of
+from noisewise.privacy.accounting import ACCOUNTANTS, DEFAULT_ACCOUNTANT
 from noisewise.privacy.budget import PrivacyBudget
 from noisewise.privacy.calibration import calibrate
 
-__all__ = ["LocalPlan", "epsilon_spent", "make_plan", "non_private_plan"]
+__all__ = ["LocalPlan", "make_plan", "non_private_plan"]
 
 
 @dataclass(frozen=True)
@@ -118,35 +117,3 @@ def non_private_plan(
         accountant=accountant,
         budget=None,
     )
-
-
-def epsilon_spent(plan: LocalPlan, rounds_done: int) -> float:
-    """Epsilon after ``rounds_done`` rounds, at the budget's delta; inf without a budget.
-
-    Early rounds can be so private that an accountant answers 0 at this delta. We then report what
-    it says of the first later round of which it says more: spending only grows with the rounds.
-    """
-    non_negative_int("rounds_done", rounds_done)
-    if rounds_done == 0:
-        return 0.0
-    if plan.budget is None:
-        return math.inf
-    try:
-        return _epsilon_of_rounds(plan, plan.budget, rounds_done)
-    except AccountingError:
-        if rounds_done >= plan.rounds:
-            raise
-    silent, telling = rounds_done, plan.rounds
-    while telling - silent > 1:
-        middle = (silent + telling) // 2
-        try:
-            _epsilon_of_rounds(plan, plan.budget, middle)
-            telling = middle
-        except AccountingError:
-            silent = middle
-    return _epsilon_of_rounds(plan, plan.budget, telling)
-
-
-def _epsilon_of_rounds(plan: LocalPlan, budget: PrivacyBudget, rounds: int) -> float:
-    steps = rounds * plan.steps_per_round
-    return epsilon_of(plan.sample_rate, plan.noise_multiplier, steps, budget.delta, plan.accountant)

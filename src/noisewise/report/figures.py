@@ -18,6 +18,7 @@ from noisewise.report.tables import method_rows
 __all__ = [
     "accuracy_figure",
     "budget_figure",
+    "new_axes",
     "noise_figure",
     "save_figure",
     "weights_figure",
@@ -43,7 +44,8 @@ def _colours(results: Sequence[RunResult]) -> dict[str, str]:
     return palette | {m: c for m, c in _REFERENCE.items() if m in methods}
 
 
-def _axes(width: float = 8.0, height: float = 4.5) -> tuple[Figure, Axes]:
+def new_axes(width: float = 8.0, height: float = 4.5) -> tuple[Figure, Axes]:
+    """An empty figure without global state, in the style of all others."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -73,7 +75,7 @@ def _spread_labels(
 
 def accuracy_figure(results: Sequence[RunResult]) -> Figure:
     """Mean held-out accuracy over rounds, one line a method, with the range over seeds."""
-    figure, axes = _axes()
+    figure, axes = new_axes()
     grouped = _methods(results)
     colours = _colours(results)
     ends = {}
@@ -105,7 +107,7 @@ def accuracy_figure(results: Sequence[RunResult]) -> Figure:
 
 def noise_figure(results: Sequence[RunResult]) -> Figure:
     """Accuracy against the noise of the aggregate: less noise at the same privacy is the point."""
-    figure, axes = _axes(7.0, 4.2)
+    figure, axes = new_axes(7.0, 4.2)
     rows = [r for r in method_rows(results) if math.isfinite(r.noise_ratio) and r.noise_ratio > 0]
     colours = _colours(results)
     for row in rows:
@@ -138,7 +140,7 @@ def weights_figure(results: Sequence[RunResult]) -> Figure:
 
     Methods with the same weights (WeiAvg and PFA) share their marks.
     """
-    figure, axes = _axes(8.5, 4.5)
+    figure, axes = new_axes(8.5, 4.5)
     colours = _colours(results)
     first = {
         run.method: run.rounds[0]
@@ -182,7 +184,7 @@ def weights_figure(results: Sequence[RunResult]) -> Figure:
 
 def budget_figure(result: RunResult) -> Figure:
     """Epsilon that each client spent, beside its budget."""
-    figure, axes = _axes(8.0, 4.0)
+    figure, axes = new_axes(8.0, 4.0)
     ids = list(result.clients)
     planned = [result.clients[client]["planned_epsilon"] or math.nan for client in ids]
     spent = [result.epsilon_spent.get(client) or math.nan for client in ids]

@@ -1,112 +1,117 @@
-"""Per-sample gradients of convolution weights."""
+"""Convolutions: how the private copy runs them, and which way their gradients go."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
-from noisewise.training.engine.cost import prefer_ghost, records_at_once
-from noisewise.training.engine.patches import (
-    Geometry,
-    Taps,
-    column_patches,
-    full_patches,
-    tap_patches,
+from noisewise.training.engine.cost import prefer_ghost
+from noisewise.training.engine.layer import (
+    NotCoveredError,
+    Run,
+    Values,
+    row_gradients,
+    tensor_of,
 )
+from noisewise.training.engine.patches import Geometry, Taps, full_patches
 from noisewise.training.engine.pieces import Outer, Piece, Place, Rows
+from noisewise.training.engine.products import materialised
 
-__all__ = ["weight_gradients"]
+__all__ = ["Convolution"]
 
-Ordered = tuple[Tensor, str]
-"""Gradients [b, n] or [blocks, b, n], and the order of their axes: g(roups), m, c, i and j."""
-
+_LARGE = 50  # output positions from which on channels-last pays for a convolution and its pools
 _FEW = 16  # up to this many values (channels x kernel width) in a run, patches go tap by tap
 
 
-def weight_gradients(
-    index: int, shape: torch.Size, x: Tensor, g: Tensor, geometry: Geometry, taps: Taps
-) -> Piece:
-    """Gradients of a convolution's weight, of which ``taps`` are live.
+class Convolution:
+    """Conv1d (as an image of height 1) and Conv2d."""
 
-    Args:
-        index: of the weight.
-        shape: [m, c / groups, KH, KW] of the weight.
-        x: [b, c, h, w] the layer's input.
-        g: [b, m, oh, ow] the gradient at its output.
-        geometry: with the live taps only.
-        taps: where they sit in the kernel.
-    """
-    groups, (kh, kw) = geometry.groups, geometry.kernel
-    channels, outputs = x.shape[1] // groups, g.shape[1] // groups
-    ghost = prefer_ghost(geometry.positions, channels * kh * kw, outputs)
-    if ghost or groups > 1:
-        patches = full_patches(x, geometry, torch.float64 if ghost else x.dtype)
-        by_position = g.reshape(len(g), groups, outputs, -1).transpose(2, 3)
-        return Outer(index, patches, by_position, _place(shape, groups, taps, "gmijc"))
-    if channels * kw <= _FEW:
-        rows, order = _by_taps(x, g, geometry)
-    elif geometry.stride[0] == 1 and kh > 1:
-        rows, order = _by_kernel_rows(x, g, geometry)
-    else:
-        rows, order = _by_patches(x, g, geometry)
-    return Rows(index, rows, _place(shape, groups, taps, order))
+    def __init__(self, module: nn.Conv1d | nn.Conv2d, values: Values, channels_last: bool) -> None:
+        self._weight, self._bias = values["weight"], values.get("bias")
+        self._kind = type(module).__name__
+        self._line = isinstance(module, nn.Conv1d)
+        self._channels_last = channels_last and not self._line
+        self._groups, self._mode = module.groups, module.padding_mode
+        self._stride, self._dilation = self._pair(module.stride), self._pair(module.dilation)
+        self._kernel = self._pair(module.kernel_size)
+        left, right, *rest = module._reversed_padding_repeated_twice
+        top, bottom = rest or (0, 0)
+        # Zeros of equal width on both sides are left to the convolution; all else comes before it.
+        native = self._mode == "zeros" and left == right and top == bottom
+        self._pad = [] if native else [left, right, *rest]
+        self._padding = (top, left) if native else (0, 0)
+        self._geometries: dict[torch.Size, tuple[Geometry, Taps]] = {}
 
+    def _pair(self, values: tuple[int, ...]) -> tuple[int, int]:
+        return (1, values[0]) if self._line else (values[0], values[1])
 
-def _place(shape: torch.Size, groups: int, taps: Taps, order: str) -> Place:
-    """Add values whose axes are a permutation of "gmcij" (i, j: kernel) to the live taps."""
+    def _geometry(self, image: Tensor) -> tuple[Geometry, Taps]:
+        """Geometry with the live taps of the kernel only, and which they are."""
+        size = image.shape[2:]
+        if size not in self._geometries:
+            self._geometries[size] = Geometry(
+                (size[0], size[1]), self._kernel, self._stride, self._dilation, self._padding,
+                self._groups,
+            ).cropped()  # fmt: skip
+        return self._geometries[size]
 
-    def place(values: Tensor, part: Tensor) -> None:
-        weight = part.view(groups, -1, shape[1], *shape[-2:])[..., taps[0], taps[1]]
-        sizes = dict(zip("gmcij", weight.shape, strict=True))
-        permuted = values.view([sizes[axis] for axis in order])
-        weight.add_(permuted.permute([order.index(axis) for axis in "gmcij"]))
+    def run(self, x: Tensor) -> Run:
+        """See `Layer`."""
+        if x.dim() != (3 if self._line else 4):
+            raise NotCoveredError(f"{self._kind} gets an input without a batch dimension")
+        if self._pad:
+            mode = "constant" if self._mode == "zeros" else self._mode
+            x = functional.pad(x, self._pad, mode=mode)
+        weight = self._weight.tensor
+        if self._line:
+            x, weight = x.unsqueeze(2), weight.unsqueeze(2)
+        geometry, taps = self._geometry(x)
+        if geometry.kernel != self._kernel:
+            weight = weight[:, :, taps[0], taps[1]]
+        if self._channels_last:
+            large = geometry.positions >= _LARGE
+            x = x.to(memory_format=torch.channels_last) if large else x.contiguous()
+        bias, rule = tensor_of(self._bias), partial(self._gradients, geometry, taps)
+        stride, padding, dilation = geometry.stride, geometry.padding, geometry.dilation
+        if self._line:  # not a squeezed conv2d: an output that is a view cannot be changed in place
+            out = functional.conv1d(
+                x[:, :, 0], weight[:, :, 0], bias, stride[1], padding[1], dilation[1], self._groups
+            )
+        else:
+            out = functional.conv2d(x, weight, bias, stride, padding, dilation, self._groups)
+        return Run(x, out, rule)
 
-    return place
+    def _gradients(
+        self, geometry: Geometry, taps: Taps, kept: Tensor, g: Tensor
+    ) -> Iterator[Piece]:
+        groups, (kh, kw) = geometry.groups, geometry.kernel
+        channels, outputs = kept.shape[1] // groups, self._weight.tensor.shape[0] // groups
+        g = g.unsqueeze(2) if self._line else g
+        weight, bias = self._weight.index, self._bias
+        ghost = prefer_ghost(len(g), geometry.positions, channels * kh * kw, outputs)
+        if weight is None or ghost or groups > 1:
+            if weight is not None:
+                patches = full_patches(kept, geometry, torch.float64 if ghost else kept.dtype)
+                by_position = g.reshape(len(g), groups, outputs, -1).transpose(2, 3)
+                yield Outer(weight, patches, by_position, self._place(taps, "gmijc"))
+            yield from row_gradients(bias, lambda: g.sum(dim=(2, 3)))
+        else:
+            rows, sums, order = materialised(kept, g, geometry, tap_by_tap=channels * kw <= _FEW)
+            yield Rows(weight, rows, self._place(taps, order))
+            yield from row_gradients(bias, lambda: sums)
 
+    def _place(self, taps: Taps, order: str) -> Place:
+        """Add values whose axes are a permutation of "gmcij" (i, j: kernel) to the live taps."""
+        shape = (self._groups, -1, self._weight.tensor.shape[1], *self._kernel)
 
-def _positions_first(g: Tensor) -> Tensor:
-    """[b, m, oh, ow] -> [b, T, m]; no copy for channels-last."""
-    return g.permute(0, 2, 3, 1).reshape(len(g), -1, g.shape[1])
+        def place(values: Tensor, part: Tensor) -> None:
+            weight = part.view(shape)[..., taps[0], taps[1]]
+            sizes = dict(zip("gmcij", weight.shape, strict=True))
+            permuted = values.view([sizes[axis] for axis in order])
+            weight.add_(permuted.permute([order.index(axis) for axis in "gmcij"]))
 
-
-def _in_parts(x: Tensor, values_of_one: int) -> Iterator[slice]:
-    """Slices of the records such that their patches fit into the cache."""
-    step = records_at_once(values_of_one * x.element_size())
-    return (slice(start, start + step) for start in range(0, len(x), step))
-
-
-def _by_taps(x: Tensor, g: Tensor, geometry: Geometry) -> Ordered:
-    """Few channels: one image for each tap, [c kh kw, T] times [T, m]."""
-    kernel, outputs = x.shape[1] * geometry.kernel[0] * geometry.kernel[1], g.shape[1]
-    rows = x.new_empty(len(x), kernel, outputs)
-    for part in _in_parts(x, kernel * geometry.positions):
-        torch.bmm(tap_patches(x[part], geometry), _positions_first(g[part]), out=rows[part])
-    return rows.flatten(1), "gcijm"
-
-
-def _by_kernel_rows(x: Tensor, g: Tensor, geometry: Geometry) -> Ordered:
-    """Many channels, vertical stride 1: one product for each row of the kernel."""
-    kh, kw = geometry.kernel
-    oh, ow = geometry.out
-    run, outputs = kw * x.shape[1], g.shape[1]
-    rows = x.new_empty(kh, len(x), outputs, run)
-    for part in _in_parts(x, geometry.padded[0] * ow * run):
-        columns = column_patches(x[part], geometry)
-        gradients = _positions_first(g[part]).transpose(1, 2)
-        for row in range(kh):
-            first = row * geometry.dilation[0]
-            seen = columns[:, first : first + oh].flatten(1, 2)
-            torch.bmm(gradients, seen, out=rows[row, part])
-    return rows.flatten(2), "gimjc"
-
-
-def _by_patches(x: Tensor, g: Tensor, geometry: Geometry) -> Ordered:
-    """Any stride: full patches, a few records at a time."""
-    kernel, outputs = x.shape[1] * geometry.kernel[0] * geometry.kernel[1], g.shape[1]
-    rows = x.new_empty(len(x), outputs, kernel)
-    for part in _in_parts(x, kernel * geometry.positions):
-        patches = full_patches(x[part], geometry, x.dtype)[:, 0]
-        torch.bmm(_positions_first(g[part]).transpose(1, 2), patches, out=rows[part])
-    return rows.flatten(1), "gmijc"
+        return place

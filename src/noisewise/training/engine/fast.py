@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from noisewise.training.engine.layers import NotCoveredError
+from noisewise.training.engine.layer import NotCoveredError
 from noisewise.training.engine.loss_gradients import loss_gradients
 from noisewise.training.engine.memory import keep_freed_memory
 from noisewise.training.engine.network import Network, Use
@@ -160,7 +160,7 @@ class FastGradients:
 
 def _gather(uses: list[tuple[Use, Tensor]]) -> tuple[list[Piece], Tensor | None]:
     """Per-sample gradients by parameter, and their squared norms over all parameters: [b]."""
-    pieces = combined([piece for use, g in uses for piece in use.layer.pieces(use.kept, g)])
+    pieces = combined([piece for use, g in uses for piece in use.gradients(use.kept, g)])
     norms: Tensor | None = None
     for piece in pieces:
         squares = piece.squared_norms()

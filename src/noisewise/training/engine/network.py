@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from noisewise.training.engine.layers import Layer, NotCoveredError, Value, layer_for
+from noisewise.training.engine.layer import Gradients, Layer, NotCoveredError, Value
+from noisewise.training.engine.layers import layer_for
 from noisewise.training.engine.rewrites import pool_before_relu
 from noisewise.training.parameters import ParameterLayout
 
@@ -21,8 +22,8 @@ class Use(NamedTuple):
     """One call of a layer in one pass of the model."""
 
     name: str
-    layer: Layer
     kept: Tensor
+    gradients: Gradients
     version: int
     edge: GradientEdge
     is_first: bool
@@ -95,11 +96,14 @@ class Network:
         uses = self.uses
 
         def forward(input: Tensor) -> Tensor:
-            kept, out = layer.run(input)
+            kept, out, gradients = layer.run(input)
+            if out._is_view():  # changing a view in place would leave its edge outside of the graph
+                out = out.clone()
             node = out.grad_fn
             if node is not None:
                 edge = GradientEdge(node, out.output_nr)
-                uses.append(Use(name, layer, kept, kept._version, edge, not input.requires_grad))
+                first = not input.requires_grad
+                uses.append(Use(name, kept, gradients, kept._version, edge, first))
             return out
 
         return forward

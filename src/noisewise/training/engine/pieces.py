@@ -22,9 +22,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from noisewise.training.engine.cost import prefer_ghost
+from noisewise.training.engine.cost import is_near, prefer_ghost, values_at_once
 
-__all__ = ["Affine", "Lookups", "Outer", "Parts", "Piece", "Rows", "Single", "combined"]
+__all__ = [
+    "Affine",
+    "Lookups",
+    "Outer",
+    "Parts",
+    "Piece",
+    "Rows",
+    "Single",
+    "combined",
+]
 
 Parts = Sequence[Tensor]
 """The flat float64 sum as one vector for each parameter."""
@@ -75,26 +84,43 @@ class Rows:
 
     Args:
         index: of the parameter.
-        values: [b, n], or [blocks, b, n] if each gradient comes in blocks; held in float64.
-        place: adds a sum [n] or [blocks, n] to the parameter's part; None if the order is its own.
+        values: [b, n], or [blocks, b, n] if each gradient comes in blocks.
+        place: adds a sum [blocks, n] to the parameter's part; None if the order is its own.
     """
 
     def __init__(self, index: int, values: Tensor, place: Place | None = None) -> None:
         self.indices = (index,)
-        self._values, self._place = values.double(), place
+        self._blocks = values if values.dim() == 3 else values.unsqueeze(0)
+        self._place = place
+        if is_near(self._blocks.numel()):
+            self._blocks = self._blocks.double()  # else a part at a time
 
     def squared_norms(self) -> Tensor:
         """See `Piece`."""
-        squares = _squared_lengths(self._values)
-        return squares if squares.dim() == 1 else squares.sum(0)
+        blocks, records, size = self._blocks.shape
+        step = values_at_once(blocks * size)
+        squares = [
+            _squared_lengths(self._blocks[:, start : start + step].double())
+            for start in range(0, records, step)
+        ]
+        every = squares[0] if len(squares) == 1 else torch.cat(squares, dim=1)
+        return every[0] if blocks == 1 else every.sum(0)
 
     def add_sum(self, factors: Tensor, parts: Parts) -> None:
         """See `Piece`."""
+        blocks, records, size = self._blocks.shape
         part = parts[self.indices[0]]
         if self._place is None:
-            part.addmv_(self._values.t(), factors)
+            sums = part.view(blocks, size)
         else:
-            self._place(torch.matmul(factors, self._values), part)
+            sums = torch.zeros(blocks, size, dtype=part.dtype, device=part.device)
+        step = values_at_once(records)
+        for block, total in zip(self._blocks, sums, strict=True):
+            for start in range(0, size, step):
+                columns = slice(start, start + step)
+                total[columns].addmv_(block[:, columns].double().t(), factors)
+        if self._place is not None:
+            self._place(sums, part)
 
     def split(self) -> list[Single]:
         """See `Piece`."""
@@ -103,12 +129,13 @@ class Rows:
     def rows(self) -> Tensor:
         """See `Single`."""
         if self._place is None:
-            return self._values
-        by_record = self._values if self._values.dim() == 2 else self._values.transpose(0, 1)
-        size = by_record[0].numel()
-        in_order = by_record.new_zeros(len(by_record), size)
-        for values, row in zip(by_record, in_order, strict=True):
-            self._place(values.contiguous(), row)
+            return self._blocks[0].double()
+        blocks, records, size = self._blocks.shape
+        in_order = torch.zeros(
+            records, blocks * size, dtype=torch.float64, device=self._blocks.device
+        )
+        for number, row in enumerate(in_order):
+            self._place(self._blocks[:, number].double(), row)
         return in_order
 
 
@@ -157,7 +184,7 @@ class Outer:
     def __init__(self, index: int, a: Tensor, g: Tensor, place: Place | None = None) -> None:
         self.indices = (index,)
         self._a, self._g, self._place = a, g, place
-        self._ghost = prefer_ghost(a.shape[2], a.shape[3], g.shape[3])
+        self._ghost = prefer_ghost(a.shape[0], a.shape[2], a.shape[3], g.shape[3])
         self._rows: Rows | None = None
 
     def joined(self, others: Sequence[Outer]) -> Outer | None:

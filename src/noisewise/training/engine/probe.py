@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from noisewise.training.engine.layers import NotCoveredError
+from noisewise.training.engine.layer import NotCoveredError
 from noisewise.training.engine.network import Network
 from noisewise.training.torch_random import torch_seed
 

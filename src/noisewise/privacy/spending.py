@@ -1,0 +1,68 @@
+"""What a plan has spent after some of its rounds."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from noisewise.checks import non_negative_int
+from noisewise.privacy.accounting import compose_rounds, epsilon_of
+from noisewise.privacy.plan import LocalPlan
+
+__all__ = ["epsilon_spent", "spending_curve"]
+
+
+def epsilon_spent(plan: LocalPlan, rounds_done: int) -> float:
+    """Epsilon after ``rounds_done`` rounds, at the budget's delta; inf without a budget.
+
+    Never 0 after a round, never less than a round before, and at most the budget while the rounds
+    are the planned ones.
+    """
+    non_negative_int("rounds_done", rounds_done)
+    if rounds_done == 0:
+        return 0.0
+    if plan.budget is None:
+        return math.inf
+    if rounds_done < plan.rounds:
+        return spending_curve(plan)[rounds_done - 1]
+    return _whole(plan, rounds_done)
+
+
+def _whole(plan: LocalPlan, rounds: int) -> float:
+    assert plan.budget is not None
+    steps = rounds * plan.steps_per_round
+    return epsilon_of(
+        plan.sample_rate, plan.noise_multiplier, steps, plan.budget.delta, plan.accountant
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def spending_curve(plan: LocalPlan) -> tuple[float, ...]:
+    """Epsilon after 1, 2, ... of the planned rounds, each an upper bound.
+
+    Rounds are composed one by one, which costs a tenth of composing all steps anew for each. Early
+    rounds can be so private that an accountant answers 0 at this delta; they are reported with what
+    it says of the first later round of which it says more, since spending only grows.
+    """
+    last = _whole(plan, plan.rounds)
+    curve = np.array([*_rounds(plan), last])
+    curve[~(curve > 0)] = 0.0
+    for place in range(len(curve) - 2, -1, -1):
+        curve[place] = curve[place] or curve[place + 1]
+    return tuple(float(e) for e in np.minimum(np.maximum.accumulate(curve), last))
+
+
+def _rounds(plan: LocalPlan) -> Iterator[float]:
+    """Epsilon after each round but the last."""
+    assert plan.budget is not None
+    return compose_rounds(
+        plan.sample_rate,
+        plan.noise_multiplier,
+        plan.steps_per_round,
+        plan.rounds - 1,
+        plan.budget.delta,
+        plan.accountant,
+    )
