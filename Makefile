@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test check lint types format lock clean
+.PHONY: help install demo test check bench lint types format lock clean
 
 help:            ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,6 +33,10 @@ types: $(STAMP)  ## mypy, strict
 
 check: lint types ## lint, types and every test, as CI runs it
 	$(BIN)/python -m pytest -n 2
+
+bench: $(STAMP)  ## speed and precision of the estimators, into runs/bench (half an hour)
+	$(BIN)/python benchmarks/estimators.py
+	$(BIN)/python benchmarks/precision.py --train
 
 format: $(STAMP) ## let ruff format and mend
 	$(BIN)/ruff format .
