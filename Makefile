@@ -39,8 +39,11 @@ types: $(STAMP)  ## mypy, strict
 check: lint types $(EXTRAS) ## lint, types and every test, as CI runs it
 	$(BIN)/python -m pytest -n 2
 
-bench: $(STAMP)  ## every benchmark of benchmarks/, one after the other
-	set -e; for script in $$(grep -l '__name__ == "__main__"' benchmarks/*.py); do echo "== $$script"; $(BIN)/python $$script; done
+bench: $(STAMP)  ## speed and precision, as ratios in one run each (an hour)
+	$(BIN)/python benchmarks/estimators.py
+	$(BIN)/python benchmarks/precision.py --train
+	$(BIN)/python benchmarks/gradients.py
+	test ! -e benchmarks/rounds.py || $(BIN)/python benchmarks/rounds.py
 
 format: $(STAMP) ## let ruff format and mend
 	$(BIN)/ruff format .
