@@ -227,8 +227,7 @@ class TestProfile:
 
     def test_the_command_writes_timing_beside_an_unchanged_result(self, tmp_path: Path) -> None:
         words = ["run", str(ROOT / "configs" / "demo.toml"), "--workers", "1"]
-        for field in ("training.rounds=2", "data.clients=4", "population.epsilon=2.0",
-                      "population.batch_size=8"):  # fmt: skip
+        for field in ("training.rounds=2", "data.clients=4", "population.epsilon=2.0"):
             words += ["--set", field]
         plain = CliRunner().invoke(app, [*words, "-o", str(tmp_path / "plain")])
         timed = CliRunner().invoke(app, [*words, "-o", str(tmp_path / "timed"), "--profile"])

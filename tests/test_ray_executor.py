@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,10 +60,13 @@ def test_an_error_of_the_work_is_not_a_death(caplog: pytest.LogCaptureFixture) -
     assert "worker died" not in caplog.text
 
 
-def test_an_existing_cluster_is_used_and_left_running(reference: Path, tmp_path: Path) -> None:
+def test_an_existing_cluster_is_used_and_left_running(
+    reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import ray
     from ray.cluster_utils import Cluster
 
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     try:
         small_run(
