@@ -115,9 +115,9 @@ class Evaluator:
                 self._default_layout = True
             else:
                 return outputs
-        return functional_call(  # type: ignore[no-any-return]
-            self._model, parameters, (inputs.contiguous(),)
-        )
+        # Not .contiguous(), which leaves images of one channel as they are.
+        inputs = inputs.clone(memory_format=torch.contiguous_format)
+        return functional_call(self._model, parameters, (inputs,))  # type: ignore[no-any-return]
 
     def _mean(
         self,

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
+import sys
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from noisewise.checks import positive_int
-from noisewise.errors import InvalidValueError, MissingExtraError
+from noisewise.errors import InvalidValueError, MissingExtraError, NoisewiseError
 from noisewise.federation.clients import Client
 from noisewise.federation.evaluation import Scores
 from noisewise.federation.executors import SerialExecutor, Workload, longest_first, until_done
@@ -32,6 +34,7 @@ __all__ = ["RayExecutor"]
 def _import_ray() -> Any:
     # A tool for privacy does not report its use to anyone unless asked to.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it warns at every start
     try:
         return importlib.import_module("ray")
     except ImportError as error:
@@ -77,6 +80,13 @@ def _tensor(array: Any) -> Tensor:
         return torch.from_numpy(array)
 
 
+def _knock(address: str) -> None:
+    """Fail within seconds where nobody listens; Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=5).close()
+
+
 class RayExecutor:
     """Clients spread over the workers of a Ray cluster, each on one processor and one thread.
 
@@ -109,12 +119,21 @@ class RayExecutor:
     def _connect(self, workers: int, address: str | None) -> None:
         quiet = {"log_to_driver": False, "logging_level": "error"}
         if address is None:
-            # "local" even where RAY_ADDRESS is set: that variable is not our config.
-            self._ray.init(address="local", num_cpus=workers, include_dashboard=False, **quiet)
+            # "local" even where RAY_ADDRESS is set: that variable is not our config. The workers
+            # find modules, a user's own parts too, where this process finds them.
+            path = os.pathsep.join(filter(None, sys.path))
+            self._ray.init(
+                address="local",
+                num_cpus=workers,
+                include_dashboard=False,
+                runtime_env={"env_vars": {"PYTHONPATH": path}},
+                **quiet,
+            )
             return
         try:
+            _knock(address)
             self._ray.init(address=address, **quiet)
-        except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise InvalidValueError(
                 "training.ray_address", address, f"must be a running Ray cluster ({reason})"
@@ -154,6 +173,11 @@ class RayExecutor:
                 except deaths:
                     continue
                 except errors.RayTaskError as error:
+                    if isinstance(error.cause, errors.RaySystemError):
+                        raise NoisewiseError(
+                            "a Ray worker cannot read its task; are noisewise and your own modules "
+                            f"installed on the cluster? {str(error.cause).splitlines()[0]}"
+                        ) from error
                     raise error.cause from error
             return [member for member in some if member not in found]
 
