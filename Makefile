@@ -43,7 +43,8 @@ bench: $(STAMP)  ## speed and precision, as ratios in one run each (an hour)
 	$(BIN)/python benchmarks/estimators.py
 	$(BIN)/python benchmarks/precision.py --train
 	$(BIN)/python benchmarks/gradients.py
-	test ! -e benchmarks/rounds.py || $(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/calibration.py
 
 format: $(STAMP) ## let ruff format and mend
 	$(BIN)/ruff format .
