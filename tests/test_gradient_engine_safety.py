@@ -113,6 +113,23 @@ class CentredWithoutGradient(TimeFirst):
         return self.head((h - 0.5 * h.mean(0).detach()).mean(1))
 
 
+class Counter(TimeFirst):
+    """What one batch leaves behind changes the next one."""
+
+    def __init__(self, replace: bool) -> None:
+        super().__init__()
+        self.replace = replace
+        self.register_buffer("seen", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.head(torch.tanh(self.fc(x)).mean(1)) + 1e-9 * self.seen
+        if self.replace:
+            self.seen = self.seen + len(x)
+        else:
+            self.seen += len(x)
+        return outputs
+
+
 class ManyOutputs(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -151,6 +168,8 @@ OUTSIDE = [
     Case("reversed", Reversed, (3, 5)),
     Case("centred", Centred, (3, 5)),
     Case("centred without gradient", CentredWithoutGradient, (3, 5)),
+    Case("a buffer written", lambda: Counter(replace=False), (3, 5)),
+    Case("a buffer replaced", lambda: Counter(replace=True), (3, 5)),
     Case("functional batch norm", lambda: nn.Sequential(
         nn.Linear(5, 6), BatchStatistics(), nn.Linear(6, CLASSES)), (5,)),
 ]  # fmt: skip

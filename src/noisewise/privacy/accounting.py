@@ -26,10 +26,12 @@ from dp_accounting.pld import privacy_loss_distribution
 
 from noisewise.checks import fraction, positive_int, positive_number
 from noisewise.errors import AccountingError, InvalidValueError
+from noisewise.privacy.renyi import Array, Conversion
 
 __all__ = [
     "ACCOUNTANTS",
     "DEFAULT_ACCOUNTANT",
+    "RENYI",
     "compose_rounds",
     "epsilon_of",
     "moments_floor",
@@ -40,6 +42,26 @@ DEFAULT_ACCOUNTANT = "pld"
 
 # The orders of the authors' accountant: 1.1 .. 10.9 and 12 .. 64.
 MOMENTS_ORDERS = tuple(1 + x / 10 for x in range(1, 100)) + tuple(float(a) for a in range(12, 65))
+
+
+def _improved(orders: Array, delta: float) -> Array:
+    """dp-accounting's conversion (Canonne, Kamath and Steinke, 2020, proposition 12)."""
+    penalties: Array = np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
+    return penalties
+
+
+def _classic(orders: Array, delta: float) -> Array:
+    """The paper's conversion (Mironov, 2017, proposition 3)."""
+    return math.log(1 / delta) / (orders - 1)
+
+
+RENYI: Mapping[str, Conversion] = MappingProxyType(
+    {
+        "rdp": Conversion(tuple(float(a) for a in rdp.RdpAccountant().orders), _improved),
+        "moments": Conversion(MOMENTS_ORDERS, _classic),
+    }
+)
+"""The accountants that go by Renyi DP, for searches and for finding the orders that decide."""
 
 _SMALLEST_PLD_NOISE = 0.15
 """Below this noise multiplier (epsilons of many hundreds) a loss distribution outgrows memory."""
@@ -151,7 +173,7 @@ def _quiet_about_dropped_orders() -> Iterator[None]:
 
 
 def _renyi(
-    orders: tuple[float, ...] | None, sample_rate: float, noise_multiplier: float, steps: int
+    orders: tuple[float, ...], sample_rate: float, noise_multiplier: float, steps: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Orders and Renyi DP of the steps, without the orders that dp-accounting gave up on."""
     accountant = rdp.RdpAccountant(orders)
@@ -163,17 +185,32 @@ def _renyi(
     used, values = np.asarray(accountant._orders), np.asarray(accountant._rdp)
     # A negative divergence is numerical failure, which dp-accounting would turn into epsilon 0.
     sound = np.isfinite(values) & (values > 0)
-    if not sound.any():
-        raise AccountingError(
-            f"no Renyi order is numerically sound at sample_rate = {sample_rate:g}, "
-            f"noise_multiplier = {noise_multiplier:g}, {steps} steps; use accountant 'pld'"
-        )
     return used[sound], values[sound]
+
+
+def _decisive(
+    accountant: str, sample_rate: float, noise_multiplier: float, steps: int, delta: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """dp-accounting's Renyi DP at the few orders that decide, or at all if those are unsound.
+
+    Fewer orders can only make the minimum over them larger, so a wrong choice would still be safe.
+    """
+    conversion = RENYI[accountant]
+    promising = conversion.promising(sample_rate, noise_multiplier, steps, delta)
+    for orders in (promising, conversion.orders):
+        if orders:
+            used, values = _renyi(orders, sample_rate, noise_multiplier, steps)
+            if len(used):
+                return used, values
+    raise AccountingError(
+        f"no Renyi order is numerically sound at sample_rate = {sample_rate:g}, "
+        f"noise_multiplier = {noise_multiplier:g}, {steps} steps; use accountant 'pld'"
+    )
 
 
 def _rdp_epsilon(sample_rate: float, noise_multiplier: float, steps: int, delta: float) -> float:
     """Epsilon by Renyi DP with dp-accounting's default orders and conversion."""
-    orders, values = _renyi(None, sample_rate, noise_multiplier, steps)
+    orders, values = _decisive("rdp", sample_rate, noise_multiplier, steps, delta)
     return float(rdp.compute_epsilon(orders, values, delta)[0])
 
 
@@ -181,8 +218,8 @@ def _moments_epsilon(
     sample_rate: float, noise_multiplier: float, steps: int, delta: float
 ) -> float:
     """Epsilon as the paper computes it: min over a of rdp(a) + log(1/delta) / (a - 1)."""
-    orders, values = _renyi(MOMENTS_ORDERS, sample_rate, noise_multiplier, steps)
-    return float(np.min(values + math.log(1 / delta) / (orders - 1)))
+    orders, values = _decisive("moments", sample_rate, noise_multiplier, steps, delta)
+    return float(np.min(values + _classic(orders, delta)))
 
 
 def compose_rounds(

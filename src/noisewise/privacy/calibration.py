@@ -7,16 +7,14 @@ import math
 import os
 from dataclasses import asdict, dataclass
 from functools import cache
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
-
-from scipy.optimize import brentq
-from scipy.stats import norm
 
 from noisewise.checks import fraction, positive_int
 from noisewise.errors import AccountingError, NoisewiseError
-from noisewise.privacy.accounting import DEFAULT_ACCOUNTANT, epsilon_of, moments_floor
+from noisewise.privacy.accounting import DEFAULT_ACCOUNTANT, RENYI, epsilon_of, moments_floor
 from noisewise.privacy.budget import PrivacyBudget
+from noisewise.privacy.first_guess import first_guess
 from noisewise.storage import cache_dir
 
 __all__ = ["Calibration", "calibrate"]
@@ -25,6 +23,8 @@ SLACK = 0.002
 """A calibrated plan may leave up to this share of its epsilon unused."""
 
 _LARGEST_Z, _SMALLEST_Z = 1e6, 1e-3
+
+version = cache(metadata.version)
 
 
 @dataclass(frozen=True)
@@ -86,43 +86,14 @@ def _refuse_below_floor(budget: PrivacyBudget, accountant: str) -> None:
         )
 
 
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Epsilon of mu-Gaussian DP at ``delta`` (Dong, Roth and Su, 2022, corollary 1)."""
-
-    def excess(epsilon: float) -> float:
-        left = norm.cdf(-epsilon / mu + mu / 2)
-        right = math.exp(epsilon + norm.logcdf(-epsilon / mu - mu / 2))
-        return float(left - right - delta)
-
-    if excess(0.0) <= 0:
-        return 0.0
-    high = 1.0
-    while excess(high) > 0:
-        high *= 2
-    return float(brentq(excess, 0.0, high, rtol=1e-6))
-
-
-def _first_guess(budget: PrivacyBudget, sample_rate: float, steps: int) -> float:
-    """The z of the Gaussian limit: q sqrt(T (exp(1/z^2) - 1)) = mu (Bu et al., 2020)."""
-    low, high = 1e-6, 1.0
-    while gaussian_epsilon(high, budget.delta) < budget.epsilon and high < 1e3:
-        high *= 2
-    for _ in range(40):
-        middle = math.sqrt(low * high)
-        if gaussian_epsilon(middle, budget.delta) < budget.epsilon:
-            low = middle
-        else:
-            high = middle
-    mu = low
-    return 1 / math.sqrt(math.log1p(mu * mu / (sample_rate * sample_rate * steps)))
-
-
 def _search(budget: PrivacyBudget, sample_rate: float, steps: int, accountant: str) -> Calibration:
     """Secant steps on log epsilon against log z, kept inside a bracket."""
     aim = (1 - SLACK / 2) * budget.epsilon
-    z = min(max(_first_guess(budget, sample_rate, steps), 2 * _SMALLEST_Z), _LARGEST_Z / 2)
+    z, slope = first_guess(
+        budget, sample_rate, steps, RENYI.get(accountant), (2 * _SMALLEST_Z, _LARGEST_Z / 2), aim
+    )
     noisy, quiet = math.inf, 0.0  # z known to be safe, z known to be too small
-    slope, previous = -1.0, None
+    previous = None
     for _ in range(100):
         epsilon = _epsilon_or_zero(budget, sample_rate, z, steps, accountant)
         if (1 - SLACK) * budget.epsilon <= epsilon <= budget.epsilon:

@@ -73,18 +73,16 @@ def local_update(
     theta = theta.detach()  # or the update would drag along a graph that holds the records
     step_size = learning_rate / plan.expected_batch
     # All vectors are made once: a large model would spend more on fresh memory than on the sums.
-    start = theta.double()
-    delta, total, point = (torch.zeros_like(start) for _ in range(3))
-    current = theta.clone()
+    start, point = theta.double(), theta.to(torch.float64, copy=True)
+    total, current = torch.zeros_like(point), theta.clone()
     with torch_seed(rng.model_seed(), theta.device):  # for dropout
         for step in range(plan.steps_per_round):
             if step > 0:
-                torch.add(start, delta, out=point)
                 current.copy_(point)
                 total.zero_()
             _add_noisy_sum(engine, current, data, plan, rng, step, physical_batch, total)
-            delta.add_(total, alpha=-step_size)
-    return LocalUpdate(delta.to(theta.dtype))
+            point.add_(total, alpha=-step_size)
+    return LocalUpdate(point.sub_(start).to(theta.dtype))
 
 
 def _add_noisy_sum(

@@ -79,6 +79,12 @@ class Network:
             self.aliases.append(view.detach().requires_grad_())
             index[id(parameter)] = number
         self._own_edges = [get_gradient_edge(parameter) for parameter in self._own]
+        self._buffers = [
+            (module._buffers, key, buffer, buffer._version)
+            for module in self._module.modules()
+            for key, buffer in module._buffers.items()
+            if buffer is not None
+        ]
         self.uses: list[Use] = []
         for name, module in self._module.named_modules():
             values = {
@@ -127,6 +133,9 @@ class Network:
         outputs = self._module(inputs)
         if not isinstance(outputs, Tensor) or outputs.shape[:1] != inputs.shape[:1]:
             raise NotCoveredError("the model does not return one tensor with the records first")
+        for owner, key, buffer, version in self._buffers:
+            if owner[key] is not buffer or buffer._version != version:
+                raise NotCoveredError(f"the model writes to its buffer '{key}'")
         return outputs
 
     def output_gradients(self, outputs: Tensor, weights: Tensor) -> list[tuple[Use, Tensor]]:
