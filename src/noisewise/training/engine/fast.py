@@ -149,12 +149,15 @@ class FastGradients:
         with torch.enable_grad():
             outputs = network(inputs)
         weights = self._loss_gradients(outputs.detach(), targets)
-        gradients = network.batch_gradients(outputs, weights)
-        if not all(g is None or bool(torch.isfinite(g).all()) for g in gradients):
+        pairs = [
+            (part, gradient.reshape(-1))
+            for part, gradient in zip(parts, network.batch_gradients(outputs, weights), strict=True)
+            if gradient is not None
+        ]
+        if not all(math.isfinite(float(gradient.sum())) for _, gradient in pairs):
             return False
-        for part, gradient in zip(parts, gradients, strict=True):
-            if gradient is not None:
-                part.add_(gradient.reshape(-1))
+        for part, gradient in pairs:
+            part.add_(gradient.double())
         return True
 
 

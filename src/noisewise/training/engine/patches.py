@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 __all__ = ["Geometry", "Taps", "column_patches", "full_patches", "tap_patches"]
 
@@ -73,19 +74,16 @@ class Geometry:
 
 
 def _padded(x: Tensor, geometry: Geometry, dtype: torch.dtype) -> Tensor:
-    """[b, h, w, c] with zero padding, contiguous."""
-    (top, left), (height, width) = geometry.padding, geometry.padded
-    records, h, w, channels = x.shape
-    if (height, width) == (h, w):
-        return x.to(dtype).contiguous()
-    padded = x.new_zeros(records, height, width, channels, dtype=dtype)
-    padded[:, top : top + h, left : left + w] = x
-    return padded
+    """Images [b, c, h, w] as [b, h, w, c] with zero padding, contiguous."""
+    (top, left) = geometry.padding
+    if top or left:
+        x = functional.pad(x, (left, left, top, top))
+    return x.permute(0, 2, 3, 1).to(dtype).contiguous()
 
 
 def full_patches(x: Tensor, geometry: Geometry, dtype: torch.dtype) -> Tensor:
     """Patches [b, groups, T, kh * kw * c / groups] of images x [b, c, h, w]."""
-    p = _padded(x.permute(0, 2, 3, 1), geometry, dtype)
+    p = _padded(x, geometry, dtype)
     records, _, _, channels = p.shape
     (kh, kw), (sh, sw), (dh, dw) = geometry.kernel, geometry.stride, geometry.dilation
     each = channels // geometry.groups
@@ -105,7 +103,7 @@ def column_patches(x: Tensor, geometry: Geometry) -> Tensor:
     With a vertical stride of 1, the patches of kernel row i are rows i * dilation and following:
     a view, so that the copy is smaller than that of `full_patches` by a factor of kh.
     """
-    p = _padded(x.permute(0, 2, 3, 1), geometry, x.dtype)
+    p = _padded(x, geometry, x.dtype)
     records, height, _, channels = p.shape
     kw, sw, dw = geometry.kernel[1], geometry.stride[1], geometry.dilation[1]
     n, row, column, _ = p.stride()
@@ -117,7 +115,7 @@ def column_patches(x: Tensor, geometry: Geometry) -> Tensor:
 
 def tap_patches(x: Tensor, geometry: Geometry) -> Tensor:
     """Patches [b, c * kh * kw, T]: for each tap the image it sees; quick for few channels."""
-    p = _padded(x.permute(0, 2, 3, 1), geometry, x.dtype).permute(0, 3, 1, 2).contiguous()
+    p = _padded(x, geometry, x.dtype).permute(0, 3, 1, 2).contiguous()
     records, channels, _, _ = p.shape
     (kh, kw), (sh, sw), (dh, dw) = geometry.kernel, geometry.stride, geometry.dilation
     n, plane, row, column = p.stride()

@@ -112,6 +112,9 @@ class Rows:
         part = parts[self.indices[0]]
         if self._place is None:
             sums = part.view(blocks, size)
+        elif self._blocks.dtype == torch.float64:
+            self._place(torch.matmul(factors, self._blocks), part)
+            return
         else:
             sums = torch.zeros(blocks, size, dtype=part.dtype, device=part.device)
         step = values_at_once(records)
