@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+EXTRAS := $(VENV)/.installed-extras
 
-.PHONY: help install demo test check lint types format lock clean
+.PHONY: help install demo test check bench lint types format lock clean
 
 help:            ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -18,11 +19,15 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
+$(EXTRAS): requirements-extras.lock $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock -r requirements-extras.lock
+	touch $@
+
 demo: $(STAMP)   ## compare all methods on handwritten digits (about a minute)
 	$(BIN)/noisewise compare configs/demo.toml --output runs/demo
 
-test: $(STAMP)   ## all tests but the long proofs
-	$(BIN)/python -m pytest -m "not slow" -n 2
+test: $(STAMP)   ## all tests but the long proofs and those of the extras
+	$(BIN)/python -m pytest -m "not slow and not extras" -n 2
 
 lint: $(STAMP)   ## ruff
 	$(BIN)/ruff check .
@@ -31,15 +36,22 @@ lint: $(STAMP)   ## ruff
 types: $(STAMP)  ## mypy, strict
 	$(BIN)/mypy
 
-check: lint types ## lint, types and every test, as CI runs it
+check: lint types $(EXTRAS) ## lint, types and every test, as CI runs it
 	$(BIN)/python -m pytest -n 2
+
+bench: $(STAMP)  ## speed and precision, as ratios in one run each (an hour)
+	$(BIN)/python benchmarks/estimators.py
+	$(BIN)/python benchmarks/precision.py --train
+	$(BIN)/python benchmarks/gradients.py
+	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/calibration.py
 
 format: $(STAMP) ## let ruff format and mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 lock: $(STAMP)   ## write requirements.lock from what .venv holds
-	{ sed -n '/^#/p' requirements.lock; $(BIN)/python -m pip freeze --all --exclude-editable | grep -v "^pip==" | sed "s/+cpu//"; } > requirements.lock.new
+	{ sed -n '/^#/p' requirements.lock; $(BIN)/python -m pip freeze --all --exclude-editable | grep -vxFf requirements-extras.lock | grep -v "^pip==" | sed "s/+cpu//"; } > requirements.lock.new
 	mv requirements.lock.new requirements.lock
 
 clean:           ## remove what the commands made

@@ -28,6 +28,7 @@ def plain_pcp(
     objective: float | None = None,
     iterations: int = 5000,
     svd: bool = True,
+    step: float = 1.0,
 ) -> PlainRun:
     """Alternating directions with mu = p n / (4 sum |M|) (Candes et al. 2011), nothing else.
 
@@ -38,9 +39,11 @@ def plain_pcp(
         iterations: stop there.
         svd: False takes the singular vectors from the n x n Gram matrix. The iterates are the same;
             it is how the number of iterations is counted without waiting for the SVDs.
+        step: multiplies mu. Ours is 11 to 20 lambda, which a plain solver could use as well.
     """
     p, n = M.shape
-    lam, mu = 1 / math.sqrt(max(p, n)), p * n / (4 * float(np.abs(M).sum(dtype=np.float64)))
+    lam = 1 / math.sqrt(max(p, n))
+    mu = step * p * n / (4 * float(np.abs(M).sum(dtype=np.float64)))
     norm = float(np.linalg.norm(M))
     S, Y = np.zeros_like(M), np.zeros_like(M)
     spent, done, residual, reached = 0.0, 0, math.inf, math.inf

@@ -68,6 +68,15 @@ def test_coarse_start_leaves_the_optimum() -> None:
     assert fast.energy == pytest.approx(slow.energy, rel=2e-3)
 
 
+def test_coarse_start_saves_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = planted(20_000, 12, rank=1, signal=0.2)
+    coarse = principal_component_pursuit(case.updates)
+    monkeypatch.setattr("noisewise.noise.pursuit._COARSE_ROWS", 10**9)
+    cold = principal_component_pursuit(case.updates)
+    assert coarse.iterations < 0.8 * cold.iterations
+    assert coarse.energy == pytest.approx(cold.energy, rel=1e-3)
+
+
 def test_reference_has_power() -> None:
     M = CASES["signal"].updates
     right = principal_component_pursuit(M)

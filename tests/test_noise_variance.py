@@ -31,7 +31,7 @@ def noisy_gradients(rng: np.random.Generator, mean: np.ndarray, *, clip: bool, c
 def test_gradient_variance_against_simulation(clip: bool) -> None:
     rng = np.random.default_rng(1)
     mean = np.zeros(P)
-    mean[0] = 2.0 if clip else 0.5
+    mean[0] = 20.0 if clip else 0.5  # clipped: ||G|| is two thirds of c
     draws = noisy_gradients(rng, mean, clip=clip, count=20_000)
     measured = draws.var(axis=0).sum()
     G = np.linalg.norm(draws.mean(axis=0))
@@ -44,6 +44,10 @@ def test_gradient_variance_against_simulation(clip: bool) -> None:
     assert abs(measured / float(wrong) - 1) > 0.1
     if clip:
         assert abs(measured / float(gradient_noise_variance(P, C, Z, B)) - 1) > 0.02
+        assert (
+            abs(measured / float(gradient_noise_variance(P, C, Z, B, mean_gradient_norm=0)) - 1)
+            > 0.02
+        )
 
 
 def test_update_variance_against_simulation() -> None:

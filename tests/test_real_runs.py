@@ -14,7 +14,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "limit", "batch"),
-    [("mnist", 2000, 16), ("fashion_mnist", 2000, 16), ("cifar10", 300, 5)],
+    [("mnist", 2000, 16), ("fashion_mnist", 2000, 16), ("cifar10", 400, 5)],
 )
 def test_one_round(name: str, limit: int, batch: int) -> None:
     config = load_config(

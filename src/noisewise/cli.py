@@ -87,6 +87,9 @@ def run_command(
     seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the config's.")] = None,
     output: Output = None,
     workers: Workers = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Show where the time goes; writes timing.json.")
+    ] = False,
     settings: Set = None,
     as_json: AsJson = False,
 ) -> None:
@@ -96,13 +99,17 @@ def run_command(
       noisewise run configs/demo.toml
 
       noisewise run configs/demo.toml --method WeiAvg --seed 3 --set training.rounds=10
+
+      noisewise run configs/demo.toml --profile --set training.executor=processes
     """
     from noisewise.display import run_display
     from noisewise.experiments.comparison import comparison_jobs
     from noisewise.experiments.config import dump_config, load_config
     from noisewise.experiments.runner import Job, run
     from noisewise.federation.results import to_json
+    from noisewise.federation.timing import Stopwatch
     from noisewise.report.tables import as_text, method_rows
+    from noisewise.report.timing import report_timing
     from noisewise.storage import write_atomic
 
     wanted = load_config(config, _overrides(settings))
@@ -114,7 +121,11 @@ def run_command(
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / "config.toml", dump_config(wanted).encode())
     with run_display(job, wanted.training.rounds, quiet=as_json) as on_round:
-        result = run(wanted, job, folder=folder, workers=workers or _cores(), on_round=on_round)
+        clock = Stopwatch()
+        hands = workers or _cores()
+        result = run(wanted, job, folder=folder, workers=hands, on_round=on_round, clock=clock)
+    if profile:
+        typer.echo(report_timing(clock, folder) + "\n", err=as_json)
     if as_json:
         typer.echo(to_json(result.summary()))
         return

@@ -106,17 +106,21 @@ def compare(
     """Run all jobs, several at a time, each in its own folder below ``folder``.
 
     A comparison that was interrupted goes on where it stopped; finished runs are read back. A run
-    that fails does not touch the others.
+    that fails does not touch the others. Where the config names an executor of several workers, the
+    jobs run one after the other and each spreads its clients over the workers.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / "config.toml", dump_config(config).encode())
     paths = [folder / "runs" / job.folder_name for job in jobs]
     outcomes: dict[int, RunResult | Exception] = {}
-    if workers == 1:
+    inside = config.training.executor in ("processes", "ray")
+    if workers == 1 or inside:
         for number, (job, path) in enumerate(zip(jobs, paths, strict=True)):
             listen = None if on_round is None else _bound(on_round, job)
             try:
-                outcomes[number] = run(config, job, folder=path, on_round=listen)
+                outcomes[number] = run(
+                    config, job, folder=path, workers=workers if inside else 1, on_round=listen
+                )
             except NoisewiseError as error:
                 outcomes[number] = error
     else:

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from noisewise.errors import InvalidValueError
+from noisewise.federation.executors import ExecutorName, check_executor
+from noisewise.federation.settings import DEFAULT_LOSS_RECORDS
 from noisewise.training.local import DEFAULT_PHYSICAL_BATCH
 
 __all__ = ["ExperimentConfig", "dump_config", "load_config", "parse_config"]
@@ -77,7 +79,12 @@ class ModelConfig(_Strict):
 
 
 class TrainingConfig(_Strict):
-    """Rounds and local DP-SGD."""
+    """Rounds, local DP-SGD, and who computes it.
+
+    ``executor`` is "serial", "processes" or "ray" (by default processes where there are several
+    workers); ``ray_address`` is that of a running cluster, without which one is started here. The
+    results do not depend on either.
+    """
 
     rounds: Count
     learning_rate: Positive
@@ -87,6 +94,9 @@ class TrainingConfig(_Strict):
     evaluate_every: Count = 1
     physical_batch: Count = DEFAULT_PHYSICAL_BATCH
     device: str = "cpu"
+    loss_records: Count = DEFAULT_LOSS_RECORDS
+    executor: ExecutorName | None = None
+    ray_address: str | None = None
     loss: str = "torch.nn.functional:cross_entropy"
     metric: str = "noisewise.federation.evaluation:accuracy"
 
@@ -125,6 +135,7 @@ class ExperimentConfig(_Strict):
                 self.population.batch_size,
                 "must be given, or batch_share instead of it",
             )
+        check_executor(self.training.executor, self.training.ray_address)
         n = self.data.clients
         for name in ("epsilon", "batch_size", "delta", "local_epochs", "planned_rounds"):
             values = getattr(self.population, name)

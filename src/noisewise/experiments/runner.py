@@ -17,6 +17,7 @@ from noisewise.experiments.setup import make_initial_model, make_plans, make_pop
 from noisewise.federation.results import RoundRecord, RunResult
 from noisewise.federation.settings import TrainingSettings
 from noisewise.federation.simulation import simulate
+from noisewise.federation.timing import Stopwatch
 from noisewise.plugins import load_object
 
 __all__ = ["Job", "run", "training_loss"]
@@ -64,6 +65,7 @@ def run(
     folder: Path | None = None,
     workers: int = 1,
     on_round: Callable[[RoundRecord], None] | None = None,
+    clock: Stopwatch | None = None,
 ) -> RunResult:
     """Run one job of a config; see `noisewise.federation.simulate` for folders and resuming."""
     training = config.training
@@ -82,12 +84,16 @@ def run(
             evaluate_every=training.evaluate_every,
             physical_batch=training.physical_batch,
             device=training.device,
+            loss_records=training.loss_records,
         ),
         seed=job.seed,
         loss=training_loss(config),
         metric=_callable(training.metric, "training.metric"),
         workers=workers,
+        executor=training.executor,
+        ray_address=training.ray_address,
         folder=folder,
         reference_plans=make_plans(config, clients, own_budgets),
         on_round=on_round,
+        clock=clock,
     )

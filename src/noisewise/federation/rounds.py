@@ -17,10 +17,10 @@ from noisewise.aggregation.screening import screen_updates
 from noisewise.errors import UpdateError
 from noisewise.federation.checkpoint import Snapshot
 from noisewise.federation.clients import Client
-from noisewise.federation.evaluation import Evaluator
 from noisewise.federation.executors import Executor
 from noisewise.federation.results import RoundRecord
 from noisewise.federation.settings import TrainingSettings
+from noisewise.federation.timing import Stopwatch
 from noisewise.noise.variance import aggregate_noise, oracle_noise, update_noise_variance
 from noisewise.privacy.plan import LocalPlan
 from noisewise.privacy.spending import epsilon_spent
@@ -36,6 +36,7 @@ class Federation:
     Attributes:
         true_noise: [n] closed-form noise energy of each client's update.
         reference_noise: [n] the same with every client's own budget, for the oracle.
+        clock: told where the time goes.
     """
 
     clients: tuple[Client, ...]
@@ -43,10 +44,10 @@ class Federation:
     method: Method
     settings: TrainingSettings
     seed: int
-    evaluate: Evaluator
     executor: Executor
     true_noise: NDArray[np.float64]
     reference_noise: NDArray[np.float64]
+    clock: Stopwatch
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -104,22 +105,27 @@ def play_round(federation: Federation, snapshot: Snapshot, members: Sequence[int
     A member's round is charged to its budget whether or not its update is used.
     """
     number = snapshot.round + 1
-    deltas = federation.executor.updates(snapshot.theta, number, members)
+    with federation.clock.part("local training"):
+        deltas = federation.executor.updates(snapshot.theta, number, members)
     received = {federation.ids[m]: delta for m, delta in zip(members, deltas, strict=True)}
     rounds_done = dict(snapshot.rounds_done)
     for client in received:
         rounds_done[client] += 1
     try:
-        screened = screen_updates(received, size=len(snapshot.theta), dtype=snapshot.theta.dtype)
+        with federation.clock.part("aggregation"):
+            screened = screen_updates(
+                received, size=len(snapshot.theta), dtype=snapshot.theta.dtype
+            )
     except UpdateError:  # local training overflowed at every client
         record = _record(federation, number, rounds_done, dict.fromkeys(received, "not finite"))
         return RoundOutcome(
             Snapshot(number, snapshot.theta, snapshot.state, rounds_done), record, True
         )
-    kept = [federation.ids.index(client) for client in screened.updates.ids]
-    view = ServerView(screened.updates, number, _disclosed(federation, kept))
-    answer = federation.method.aggregator.aggregate(view, snapshot.state)
-    theta = snapshot.theta + answer.delta.to(snapshot.theta)
+    with federation.clock.part("aggregation"):
+        kept = [federation.ids.index(client) for client in screened.updates.ids]
+        view = ServerView(screened.updates, number, _disclosed(federation, kept))
+        answer = federation.method.aggregator.aggregate(view, snapshot.state)
+        theta = snapshot.theta + answer.delta.to(snapshot.theta)
     record = _record(federation, number, rounds_done, screened.dropped, theta, answer, kept)
     diverged = not bool(torch.isfinite(theta).all()) or (
         record.train_loss is not None and not math.isfinite(record.mean_train_loss)
@@ -155,12 +161,16 @@ def _record(
     true_noise = federation.true_noise[list(kept)]
     settings = federation.settings
     due = number % settings.evaluate_every == 0 or number == settings.rounds
-    scores = federation.evaluate(theta) if due and theta is not None else None
+    scores = None
+    if due and theta is not None:
+        with federation.clock.part("evaluation"):
+            scores = federation.executor.evaluate(theta)
     estimate = answer.noise if answer else None
-    spent = {
-        client: epsilon_spent(plan, rounds_done[client]) if plan.is_private else None
-        for client, plan in zip(federation.ids, federation.plans, strict=True)
-    }
+    with federation.clock.part("accounting"):
+        spent = {
+            client: epsilon_spent(plan, rounds_done[client]) if plan.is_private else None
+            for client, plan in zip(federation.ids, federation.plans, strict=True)
+        }
     return RoundRecord(
         round=number,
         weights=_by_client(ids, answer.weights) if answer else {},
@@ -175,8 +185,8 @@ def _record(
         ),
         oracle_noise=oracle_noise(federation.reference_noise[list(kept)]) if kept else None,
         epsilon_spent=spent,
-        accuracy=_by_client(federation.ids, scores.accuracy) if scores else None,
-        train_loss=_by_client(federation.ids, scores.train_loss) if scores else None,
+        accuracy=_by_client(federation.ids, [s.accuracy for s in scores]) if scores else None,
+        train_loss=_by_client(federation.ids, [s.train_loss for s in scores]) if scores else None,
     )
 
 

@@ -10,7 +10,9 @@ from noisewise.checks import fraction, positive_int, positive_number
 from noisewise.errors import InvalidValueError
 from noisewise.training.local import DEFAULT_PHYSICAL_BATCH
 
-__all__ = ["TrainingSettings"]
+__all__ = ["DEFAULT_LOSS_RECORDS", "TrainingSettings"]
+
+DEFAULT_LOSS_RECORDS = 128
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class TrainingSettings:
         learning_rate: eta of the clients' local steps.
         participation: share of the clients that is asked in each round.
         evaluate_every: rounds between evaluations; the last round is always evaluated.
+        loss_records: at most so many of a client's training records, the same in every round, give
+            its train loss.
         physical_batch: gradients that a client holds in memory at once.
         device: where tensors live, as torch names it.
     """
@@ -32,6 +36,7 @@ class TrainingSettings:
     evaluate_every: int = 1
     physical_batch: int = DEFAULT_PHYSICAL_BATCH
     device: str = "cpu"
+    loss_records: int = DEFAULT_LOSS_RECORDS
 
     def __post_init__(self) -> None:
         positive_int("rounds", self.rounds)
@@ -39,6 +44,7 @@ class TrainingSettings:
         fraction("participation", self.participation)
         positive_int("evaluate_every", self.evaluate_every)
         positive_int("physical_batch", self.physical_batch)
+        positive_int("loss_records", self.loss_records)
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:

@@ -18,11 +18,18 @@ from noisewise.aggregation.methods import Method
 from noisewise.errors import InvalidValueError
 from noisewise.federation.checkpoint import RunFolder, Snapshot
 from noisewise.federation.clients import Client
-from noisewise.federation.evaluation import Evaluator, Metric, accuracy
-from noisewise.federation.executors import Workload, make_executor, one_thread
+from noisewise.federation.evaluation import Metric, accuracy
+from noisewise.federation.executors import (
+    ExecutorName,
+    Workload,
+    check_executor,
+    make_executor,
+    one_thread,
+)
 from noisewise.federation.results import RoundRecord, RunResult, Status, load_result, to_json
 from noisewise.federation.rounds import Federation, choose_members, plan_noise, play_round
 from noisewise.federation.settings import TrainingSettings
+from noisewise.federation.timing import Stopwatch
 from noisewise.privacy.budget import overall_guarantee
 from noisewise.privacy.plan import LocalPlan
 from noisewise.storage import write_atomic
@@ -45,9 +52,12 @@ def simulate(
     loss: Loss = cross_entropy,
     metric: Metric = accuracy,
     workers: int = 1,
+    executor: ExecutorName | None = None,
+    ray_address: str | None = None,
     folder: Path | str | None = None,
     reference_plans: Sequence[LocalPlan] | None = None,
     on_round: OnRound | None = None,
+    clock: Stopwatch | None = None,
 ) -> RunResult:
     """Train one model over the clients (the paper's Algorithm 1, for any method).
 
@@ -61,16 +71,21 @@ def simulate(
         loss: mean loss of a batch.
         metric: score of each record, reported as accuracy.
         workers: processes; the result does not depend on it.
+        executor: "serial", "processes" or "ray"; by default processes for more than one worker.
+            The result does not depend on it.
+        ray_address: of a running Ray cluster; None starts one here for the time of the run.
         folder: where checkpoints and results go. A folder with a part of the same run is resumed,
             one with the whole run is read; None keeps everything in memory.
         reference_plans: every client's plan with its own budget, for the oracle's noise; the
             method's own plans by default.
         on_round: called with the record of each round, also with those of a resumed run.
+        clock: told where the time of the rounds goes.
 
     Returns:
         The records of all rounds. A run that diverges ends early with that status.
     """
     check_model(model)
+    check_executor(executor, ray_address)
     if len(plans) != len(clients) or not clients:
         raise InvalidValueError("plans", f"{len(plans)} plans", f"must fit {len(clients)} clients")
     layout = ParameterLayout.of(model)
@@ -90,13 +105,15 @@ def simulate(
         seed=seed,
         physical_batch=settings.physical_batch,
         device=settings.device,
+        metric=metric,
+        loss_records=settings.loss_records,
     )
 
     def noise(some: Sequence[LocalPlan]) -> np.ndarray:
         return np.array([plan_noise(p, layout.size, settings.learning_rate) for p in some])
 
     with one_thread():
-        executor = make_executor(workload, min(workers, len(clients)), theta)
+        hands = make_executor(workload, min(workers, len(clients)), theta, executor, ray_address)
         try:
             federation = Federation(
                 clients=workload.clients,
@@ -104,14 +121,14 @@ def simulate(
                 method=method,
                 settings=settings,
                 seed=seed,
-                evaluate=Evaluator(model, clients, loss, metric, settings.device),
-                executor=executor,
+                executor=hands,
                 true_noise=noise(plans),
                 reference_noise=noise(reference_plans or plans),
+                clock=clock or Stopwatch(),
             )
             return _all_rounds(federation, theta, files, on_round)
         finally:
-            executor.close()
+            hands.close()
 
 
 def _all_rounds(
@@ -134,11 +151,13 @@ def _all_rounds(
         if not (members := choose_members(federation, snapshot)):
             status = "budgets_spent"
             break
-        outcome = play_round(federation, snapshot, members)
-        snapshot = outcome.snapshot
-        records.append(outcome.record)
-        if files:
-            files.save(snapshot, outcome.record)
+        with federation.clock.round():
+            outcome = play_round(federation, snapshot, members)
+            snapshot = outcome.snapshot
+            records.append(outcome.record)
+            if files:
+                with federation.clock.part("checkpoint"):
+                    files.save(snapshot, outcome.record)
         if on_round:
             on_round(outcome.record)
         if outcome.diverged:

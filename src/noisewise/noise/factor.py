@@ -22,7 +22,7 @@ Vector = NDArray[np.float64]
 
 _BUDGET = 8 * 10**7  # p n^2 above which a sample of the coordinates is read
 _SHARES = (0.125, 0.25, 0.5, 1.0)  # of the rows, from the quietest on
-_FIRST_SHARE = 0.25  # by which quietness and noise level are found together ...
+_FIRST_SHARE = 0.125  # by which quietness and noise level are found together ...
 _ROUNDS = 3  # ... in so many rounds
 _LEAST_ROWS = 8  # times n: what the smallest share must keep
 _SAME = 1e-6  # columns whose correlation is 1 to this are one column twice

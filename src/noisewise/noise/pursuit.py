@@ -242,6 +242,11 @@ def _gram(block: torch.Tensor, out: torch.Tensor | None = None) -> Square:
     return torch.mm(block.T, block, out=out).cpu().double().numpy().copy()
 
 
+def _like(M: torch.Tensor, square: Square) -> torch.Tensor:
+    """An n x n matrix with the type and on the device of M (not every device has float64)."""
+    return torch.from_numpy(square).to(M.dtype).to(M.device)
+
+
 def _iterate(state: _State) -> None:
     """One pass over the row blocks: S, Y, and the Gram matrix of the next A."""
     n, alpha = state.M.shape[1], _RELAXATION
@@ -250,7 +255,7 @@ def _iterate(state: _State) -> None:
     else:
         _, T = _threshold(state.gram, state.mu)
     # With the relaxed L, M - L + U is M - A (alpha T + (1 - alpha) I) + (2 - alpha) U.
-    relaxed = torch.from_numpy(alpha * T + (1 - alpha) * np.eye(n)).to(state.M)
+    relaxed = _like(state.M, alpha * T + (1 - alpha) * np.eye(n))
     bound = state.lam / state.mu
     X = torch.empty(0)
     product = torch.empty((n, n), dtype=state.M.dtype, device=state.M.device)
@@ -275,7 +280,7 @@ def _measure(state: _State) -> _Measures:
     bound by construction and is divided by its spectral norm where that exceeds 1.
     """
     shrunk, T = _threshold(state.gram, state.mu)
-    threshold = torch.from_numpy(T).to(state.M)
+    threshold = _like(state.M, T)
     dual_gram = np.zeros_like(T)
     l1 = inner = residual = energy = 0.0
     for M, A, U in state.blocks():
@@ -307,7 +312,7 @@ def _result(
     p, n = state.M.shape
     low_rank = None
     if keep_parts:
-        low_rank = state.A @ torch.from_numpy(measures.threshold).to(state.M) * scale
+        low_rank = state.A @ _like(state.M, measures.threshold) * scale
     sparse = torch.sub(state.M, state.A, out=state.A).add_(state.U)
     energy, _ = column_energy(sparse)
     # Below the solver's tolerance an energy is rounding; 1 / it would be a weight out of nothing.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from noisewise.report.figures import new_axes
@@ -51,6 +52,7 @@ def weights_against_oracle_figure(weights: Vectors, oracle: NDArray[np.float64])
     for name, values in weights.items():
         shape, colour = _mark(name)
         axes.plot(places, 100 * values[order], shape, ms=5, color=colour, label=name, alpha=0.8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _finish(axes, "clients, least noisy first", "weight [%]")
     return figure
 
@@ -72,6 +74,7 @@ def spectrum_figure(singular_values: Vectors) -> Figure:
             label=f"{name} (rank {rank})",
         )
     axes.set_yscale("log")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _finish(axes, "number", "singular value")
     return figure
 

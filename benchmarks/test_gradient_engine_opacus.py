@@ -1,9 +1,13 @@
-"""Opacus computes the same clipped sums; runs where the extra ``bench`` is installed."""
+"""Opacus computes the same clipped sums.
+
+pip install 'noisewise[bench]'; python -m pytest benchmarks/test_gradient_engine_opacus.py
+"""
 
 from __future__ import annotations
 
 import copy
 
+import opacus
 import pytest
 import torch
 from gradient_cases import CASES, Case, theta_of
@@ -13,8 +17,6 @@ from torch.nn import functional
 from noisewise.training.engine import FastGradients
 from noisewise.training.models import make_model
 from noisewise.training.parameters import ParameterLayout
-
-opacus = pytest.importorskip("opacus")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
