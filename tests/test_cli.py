@@ -237,11 +237,12 @@ options = { estimator = "own_parts:Guess" }
     assert json.loads(out.stdout)["method"] == "RobustHDP(estimator=own_parts:Guess)"
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 def test_one_failing_method_does_not_take_the_others_along(
-    tmp_path: Path, noisewise: Noisewise
+    tmp_path: Path, noisewise: Noisewise, workers: int
 ) -> None:
-    out = noisewise("compare", DEMO, *SMALL, "--methods", "DPFedAvg,failing_part:Failing",
-                    "--seeds", 1, "--output", tmp_path)  # fmt: skip
+    out = noisewise("compare", DEMO, *SMALL, "--methods", "failing_part:Failing,DPFedAvg",
+                    "--seeds", 1, "--output", tmp_path, "--workers", workers)  # fmt: skip
     assert out.returncode == 1
     assert "failing_part" in out.stderr
     assert "on purpose" in out.stderr

@@ -11,7 +11,7 @@ from queue import Empty
 from typing import Any
 
 from noisewise.aggregation.methods import METHODS, make_method
-from noisewise.errors import InvalidValueError, NoisewiseError
+from noisewise.errors import InvalidValueError
 from noisewise.experiments.config import ExperimentConfig, MethodConfig, dump_config
 from noisewise.experiments.runner import Job, run
 from noisewise.experiments.setup import make_plans, make_population
@@ -121,7 +121,7 @@ def compare(
                 outcomes[number] = run(
                     config, job, folder=path, workers=workers if inside else 1, on_round=listen
                 )
-            except NoisewiseError as error:
+            except Exception as error:  # a failed run must not take the others with it
                 outcomes[number] = error
     else:
         outcomes = _side_by_side(config, jobs, paths, workers, on_round)

@@ -21,7 +21,8 @@ from noisewise.federation.evaluation import Evaluator, Metric, Scores, accuracy
 from noisewise.federation.settings import DEFAULT_LOSS_RECORDS
 from noisewise.privacy.plan import LocalPlan
 from noisewise.randomness import SeededRandom
-from noisewise.training.gradients import Loss
+from noisewise.training.engine import make_engine
+from noisewise.training.gradients import GradientEngine, Loss
 from noisewise.training.local import DEFAULT_PHYSICAL_BATCH, TensorData, local_update
 
 __all__ = [
@@ -101,6 +102,7 @@ class SerialExecutor:
         self._evaluator = Evaluator(
             work.model, work.loss, work.metric, work.loss_records, work.device
         )
+        self._engine: GradientEngine | None = None
 
     def prepare(self) -> None:
         """Scale all clients' records now, so that processes forked later share the memory."""
@@ -123,7 +125,9 @@ class SerialExecutor:
     def update(self, theta: Tensor, round_number: int, member: int) -> Tensor:
         """The update of one client."""
         work = self._workload
-        work.model.train()
+        if self._engine is None:
+            work.model.train()
+            self._engine = make_engine(work.model, work.loss)
         return local_update(
             work.model,
             theta,
@@ -133,6 +137,7 @@ class SerialExecutor:
             work.loss,
             SeededRandom(work.seed, round_number, work.clients[member].spec.id),
             physical_batch=work.physical_batch,
+            engine=self._engine,
         ).delta
 
     def score(self, theta: Tensor, member: int) -> Scores:

@@ -208,10 +208,17 @@ def _decisive(
     )
 
 
+def _renyi_epsilon(accountant: str, orders: Array, values: Array, delta: float) -> float:
+    """Epsilon of Renyi DP ``values`` at ``orders``, each an upper bound at any order."""
+    if accountant == "moments":
+        return float(np.min(values + _classic(orders, delta)))
+    return float(rdp.compute_epsilon(orders, values, delta)[0])
+
+
 def _rdp_epsilon(sample_rate: float, noise_multiplier: float, steps: int, delta: float) -> float:
     """Epsilon by Renyi DP with dp-accounting's default orders and conversion."""
     orders, values = _decisive("rdp", sample_rate, noise_multiplier, steps, delta)
-    return float(rdp.compute_epsilon(orders, values, delta)[0])
+    return _renyi_epsilon("rdp", orders, values, delta)
 
 
 def _moments_epsilon(
@@ -219,7 +226,7 @@ def _moments_epsilon(
 ) -> float:
     """Epsilon as the paper computes it: min over a of rdp(a) + log(1/delta) / (a - 1)."""
     orders, values = _decisive("moments", sample_rate, noise_multiplier, steps, delta)
-    return float(np.min(values + _classic(orders, delta)))
+    return _renyi_epsilon("moments", orders, values, delta)
 
 
 def compose_rounds(
@@ -244,6 +251,12 @@ def compose_rounds(
             for number in range(rounds):
                 total = total if number == 0 else total.compose(one)
                 yield float(total.get_epsilon_for_delta(delta))
+        return
+    if accountant in RENYI and sample_rate < 1:  # Renyi DP is linear in the steps
+        orders, one = _renyi(RENYI[accountant].orders, sample_rate, noise_multiplier, 1)
+        for number in range(1, rounds + 1):
+            values = number * steps_per_round * one
+            yield _renyi_epsilon(accountant, orders, values, delta) if len(orders) else 0.0
         return
     for number in range(1, rounds + 1):
         try:

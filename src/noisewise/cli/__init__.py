@@ -1,0 +1,51 @@
+"""The command line: parse, call, print. Everything else lives in the package.
+
+One file for each group of commands. They import what they call when they are called: torch alone
+takes a second, and `--help` or a mistyped option should not have to wait for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from noisewise import __version__
+from noisewise.cli import clients, data, noise, training
+from noisewise.cli.common import app
+from noisewise.errors import InvalidValueError, NoisewiseError
+
+__all__ = ["app", "clients", "data", "main", "noise", "training"]
+
+
+@app.callback(invoke_without_command=True)
+def _main(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details.")] = False,
+) -> None:
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    if version:
+        typer.echo(f"noisewise {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point: errors that the user can mend are one line and exit code 2, no traceback."""
+    try:
+        app()
+    except InvalidValueError as error:
+        typer.echo(f"noisewise: {error}", err=True)
+        sys.exit(2)
+    except NoisewiseError as error:
+        typer.echo(f"noisewise: {error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        typer.echo("noisewise: interrupted; the same command goes on from here", err=True)
+        sys.exit(130)

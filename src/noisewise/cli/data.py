@@ -1,0 +1,66 @@
+"""`noisewise data`: datasets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from noisewise.cli.common import AsJson, app
+
+data_app = typer.Typer(help="Datasets: what there is, get it, check it.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+DatasetName = Annotated[str, typer.Argument(help="A name from `noisewise data list`.")]
+
+
+@data_app.command("list")
+def data_list_command(as_json: AsJson = False) -> None:
+    """List the datasets and whether they are here."""
+    from noisewise.data import list_datasets
+
+    rows = list_datasets()
+    if as_json:
+        fields = ("name", "n_train", "n_test", "n_classes", "state")
+        typer.echo(json.dumps([{name: getattr(row, name) for name in fields} for row in rows]))
+        return
+    typer.echo(f"{'name':<14} {'train':>7} {'test':>7} {'shape':<12} {'state':<9} sources")
+    for row in rows:
+        shape = "x".join(map(str, row.shape))
+        sources = ", ".join(row.sources) or "scikit-learn"
+        typer.echo(
+            f"{row.name:<14} {row.n_train:>7} {row.n_test:>7} {shape:<12} {row.state:<9} {sources}"
+        )
+
+
+@data_app.command("get")
+def data_get_command(
+    name: DatasetName,
+    folder: Annotated[Path | None, typer.Option(help="Where files were placed by hand.")] = None,
+) -> None:
+    """Fetch a dataset into the cache, from the first source that has it, and verify it.
+
+    Example:
+      noisewise data get mnist
+    """
+    from noisewise.data import get_dataset
+    from noisewise.data.progress import progress_bar
+
+    with progress_bar() as progress:
+        status = get_dataset(name, folder, progress)
+    typer.echo(f"{status.name}: {status.state}" + (f" in {status.folder}" if status.folder else ""))
+
+
+@data_app.command("verify")
+def data_verify_command(name: DatasetName) -> None:
+    """Compare a cached dataset with its SHA-256, byte by byte; exit code 1 if it is not whole."""
+    from noisewise.data import verify_dataset
+
+    problems = verify_dataset(name)
+    for problem in problems:
+        typer.echo(f"noisewise: {name}: {problem}", err=True)
+    if problems:
+        raise typer.Exit(1)
+    typer.echo(f"{name}: ok")
