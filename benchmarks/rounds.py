@@ -17,11 +17,12 @@ import torch
 from common import table, write_json
 
 from noisewise.aggregation.methods import make_method
+from noisewise.aggregation.policy import plan_noise
 from noisewise.experiments.config import load_config
 from noisewise.experiments.setup import make_initial_model, make_plans, make_population
 from noisewise.federation.checkpoint import RunFolder, Snapshot
 from noisewise.federation.executors import Workload, make_executor, one_thread
-from noisewise.federation.rounds import Federation, plan_noise, play_round
+from noisewise.federation.rounds import Federation, play_round
 from noisewise.federation.settings import TrainingSettings
 from noisewise.federation.timing import PARTS, Stopwatch
 from noisewise.privacy.spending import epsilon_spent

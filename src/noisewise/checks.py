@@ -7,7 +7,13 @@ from numbers import Integral, Real
 
 from noisewise.errors import InvalidValueError
 
-__all__ = ["fraction", "non_negative_int", "positive_int", "positive_number"]
+__all__ = [
+    "fraction",
+    "non_negative_int",
+    "non_negative_number",
+    "positive_int",
+    "positive_number",
+]
 
 
 def positive_number(field: str, value: object) -> float:
@@ -24,6 +30,11 @@ def positive_number(field: str, value: object) -> float:
     if not math.isfinite(number) or number <= 0:
         raise InvalidValueError(field, value, "must be a finite number > 0")
     return number
+
+
+def non_negative_number(field: str, value: object) -> float:
+    """``value`` as a finite float >= 0."""
+    return 0.0 if type(value) in (int, float) and value == 0 else positive_number(field, value)
 
 
 def fraction(field: str, value: object, *, one_allowed: bool = True) -> float:

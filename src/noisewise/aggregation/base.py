@@ -94,10 +94,13 @@ class Aggregation:
     Attributes:
         delta: [p] change of the global model.
         weights: [n] each >= 0, with sum 1, in the order of the columns.
-        noise: the estimate that the weights rest on, where there is one.
+        noise: the estimate that the weights rest on, where there is one; of the clients that were
+            not refused, in order.
         state: for the next round.
         is_weighted_sum: whether delta is just sum_i w_i delta_i, so that the weights tell its
             noise; PFA's projection is more.
+        refused: clients whose updates no honest client could have sent, and why; their weights
+            are 0.
     """
 
     delta: Tensor
@@ -105,6 +108,7 @@ class Aggregation:
     noise: NoiseEstimate | None = None
     state: State = field(default_factory=dict)
     is_weighted_sum: bool = True
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 @runtime_checkable

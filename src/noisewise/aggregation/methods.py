@@ -8,10 +8,12 @@ from types import MappingProxyType
 from typing import Any
 
 from noisewise.aggregation.base import Aggregator
+from noisewise.aggregation.noisewise import NoiseWise
 from noisewise.aggregation.oracle import Oracle
 from noisewise.aggregation.pfa import PFA
 from noisewise.aggregation.robust_hdp import RobustHDP
-from noisewise.aggregation.weighted import ExampleWeighted, WeiAvg
+from noisewise.aggregation.weighted import BudgetWeighted, ExampleWeighted, WeiAvg
+from noisewise.checks import non_negative_int, positive_number
 from noisewise.data.specs import ClientSpec
 from noisewise.errors import InvalidValueError
 from noisewise.noise.estimate import Estimator
@@ -21,6 +23,9 @@ from noisewise.privacy.accounting import DEFAULT_ACCOUNTANT
 from noisewise.privacy.plan import LocalPlan, make_plan, non_private_plan
 
 __all__ = ["METHODS", "Method", "make_method", "plan_clients", "smallest_epsilon"]
+
+DEFAULT_SERVER_STEPS = 64.0
+_AROUND = ("normalise", "server_steps", "average_rounds")
 
 Adapt = Callable[[Sequence[ClientSpec]], tuple[ClientSpec, ...]]
 
@@ -46,6 +51,12 @@ class Method:
         adapt: the clients' part: how their settings change before they plan.
         private: False only for the reference without privacy, whose plans have no budget.
         summary: one line for people.
+        normalise: each client divides its update by its own number of local steps before it is
+            sent: post-processing, which discloses nothing and costs no privacy.
+        server_steps: by how many average local steps the server moves the model in a round, where
+            updates are normalised: a public constant, as if everyone took so many steps.
+        average_rounds: the released model is a moving average of the global model over about so
+            many rounds; 0 releases the model itself. Post-processing, too.
     """
 
     name: str
@@ -53,6 +64,20 @@ class Method:
     adapt: Adapt = as_they_are
     private: bool = True
     summary: str = ""
+    normalise: bool = False
+    server_steps: float = DEFAULT_SERVER_STEPS
+    average_rounds: int = 0
+
+    def __post_init__(self) -> None:
+        positive_number("server_steps", self.server_steps)
+        non_negative_int("average_rounds", self.average_rounds)
+        if not isinstance(self.normalise, bool):
+            raise InvalidValueError("normalise", self.normalise, "must be true or false")
+
+    @property
+    def server_rate(self) -> float:
+        """By what the aggregated update is multiplied before it is added to the model."""
+        return self.server_steps if self.normalise else 1.0
 
 
 def plan_clients(
@@ -90,6 +115,12 @@ def _robust_hdp(estimator: str | Estimator = "pcp", **options: Any) -> RobustHDP
     return RobustHDP(made, **options)
 
 
+def _noisewise(estimator: str | Estimator = "factor", **options: Any) -> NoiseWise:
+    """NoiseWise whose estimator may be given by name, as configs do."""
+    made = make_estimator(estimator) if isinstance(estimator, str) else estimator
+    return NoiseWise(made, **options)
+
+
 @dataclass(frozen=True)
 class _Row:
     """One line of the table of methods."""
@@ -98,13 +129,22 @@ class _Row:
     summary: str
     adapt: Adapt = as_they_are
     private: bool = True
+    normalise: bool = False
 
 
 METHODS: Mapping[str, _Row] = MappingProxyType(
     {
+        "NoiseWise": _Row(
+            _noisewise,
+            "the best signal-to-noise ratio from estimated noise, on step-normalised updates",
+            normalise=True,
+        ),
         "RobustHDP": _Row(_robust_hdp, "weights from the noise that the server estimates itself"),
         "WeiAvg": _Row(WeiAvg, "weights by the epsilons that clients report"),
         "PFA": _Row(PFA, "as WeiAvg, noisy clients projected on the others' main direction"),
+        "BudgetAvg": _Row(
+            BudgetWeighted, "weights by (N epsilon)^2 on step-normalised updates", normalise=True
+        ),
         "DPFedAvg": _Row(ExampleWeighted, "weights by dataset size"),
         "MinEpsilon": _Row(
             ExampleWeighted, "everyone uses the smallest epsilon of all", smallest_epsilon
@@ -121,7 +161,8 @@ def make_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
 
     Args:
         name: of a method, or where to import an `Aggregator` class, factory or object.
-        options: keyword arguments of the aggregator.
+        options: keyword arguments of the aggregator; ``normalise``, ``server_steps`` and
+            ``average_rounds`` are those of the `Method` and go with any aggregator.
 
     Example:
         >>> make_method("RobustHDP", {"estimate": "first"}).aggregator.needs
@@ -137,10 +178,15 @@ def make_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
         raise InvalidValueError(
             "method.name", name, f'must be one of {known}, or "package.module:name"'
         )
+    own = dict(options or {})
+    around = {key: own.pop(key) for key in _AROUND if key in own}
+    around = {"normalise": row.normalise} | around
+    if name == "NoiseWise" and around["normalise"] is False:
+        own.setdefault("signal", "loadings")
     try:
-        aggregator = row.factory(**dict(options or {}))
+        aggregator = row.factory(**own)
     except TypeError as error:
         raise InvalidValueError("method.options", dict(options or {}), str(error)) from error
     if not isinstance(aggregator, Aggregator):
         raise InvalidValueError("method.name", name, "must give an object with needs, aggregate()")
-    return Method(name, aggregator, row.adapt, row.private, row.summary)
+    return Method(name, aggregator, row.adapt, row.private, row.summary, **around)

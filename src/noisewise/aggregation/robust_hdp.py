@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from noisewise.aggregation.base import Aggregation, Disclosure, ServerView, State, weighted_sum
+from torch import Tensor
+
+from noisewise.aggregation.base import Aggregation, Disclosure, ServerView, State
+from noisewise.aggregation.guard import Guard, Weighed, guarded_sum
 from noisewise.aggregation.weights import inverse_variance_weights, without_empty
 from noisewise.checks import positive_int
 from noisewise.errors import InvalidValueError
@@ -26,11 +29,13 @@ class RobustHDP:
             in which a client takes part, as the authors' code does.
         smooth: number of rounds over which a client's estimates are averaged; 1 is the paper's
             (see `NoiseTracker`).
+        guard: screening and bounds against hostile clients; None is the paper's method.
     """
 
     estimator: Estimator = field(default_factory=PCP)
     estimate: int | Literal["every", "first"] = "every"
     smooth: int = 1
+    guard: Guard | None = None
 
     def __post_init__(self) -> None:
         if self.estimate not in ("every", "first"):
@@ -52,10 +57,14 @@ class RobustHDP:
 
     def aggregate(self, view: ServerView, state: State) -> Aggregation:
         """See `Aggregator`."""
-        values = view.updates.values
         every = 1 if self.estimate == "every" else self.estimate
         tracker = NoiseTracker(self.estimator, every=every, memory=self.smooth)
-        noise, state = tracker.estimate(values, view.updates.ids, state)
-        empty = ~(values != 0).any(dim=0).cpu().numpy()
-        weights = inverse_variance_weights(without_empty(noise.variance, empty))
-        return Aggregation(weighted_sum(values, weights), weights, noise, state)
+
+        def weigh(values: Tensor, ids: tuple[str, ...], cap: float) -> Weighed:
+            noise, following = tracker.estimate(values, ids, state)
+            empty = ~(values != 0).any(dim=0).cpu().numpy()
+            variance = noise.variance if self.guard is None else self.guard.variance(noise.variance)
+            weights = inverse_variance_weights(without_empty(variance, empty), cap=cap)
+            return Weighed(weights, noise, following)
+
+        return guarded_sum(view, self.guard, weigh)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from noisewise.aggregation.base import Aggregation, Disclosure, ServerView, State, weighted_sum
 from noisewise.aggregation.weights import proportional_weights
 
-__all__ = ["ExampleWeighted", "WeiAvg"]
+__all__ = ["BudgetWeighted", "ExampleWeighted", "WeiAvg"]
 
 
 def _average(view: ServerView, told: Disclosure, state: State) -> Aggregation:
@@ -44,3 +44,25 @@ class ExampleWeighted:
     def aggregate(self, view: ServerView, state: State) -> Aggregation:
         """See `Aggregator`."""
         return _average(view, Disclosure.N_EXAMPLES, state)
+
+
+@dataclass(frozen=True)
+class BudgetWeighted:
+    """w_i ~ (N_i epsilon_i)^2: about the information that a step-normalised update carries.
+
+    At equal rounds and delta the noise of an average gradient over all a client's records is about
+    1 / (N epsilon)^2 whatever its batch size, so these weights come close to the optimum for
+    updates that are divided by their steps. They need both numbers disclosed, and believe them.
+    """
+
+    @property
+    def needs(self) -> frozenset[Disclosure]:
+        """The clients' epsilons and dataset sizes."""
+        return frozenset({Disclosure.EPSILON, Disclosure.N_EXAMPLES})
+
+    def aggregate(self, view: ServerView, state: State) -> Aggregation:
+        """See `Aggregator`."""
+        sizes, epsilons = view.told(Disclosure.N_EXAMPLES), view.told(Disclosure.EPSILON)
+        relative = (sizes / sizes.max()) * (epsilons / epsilons.max())
+        weights = proportional_weights(relative**2)
+        return Aggregation(weighted_sum(view.updates.values, weights), weights, None, state)

@@ -1,4 +1,4 @@
-"""Aggregation weights: inverse variance inside a box, and proportional to a reported number."""
+"""Aggregation weights: inverse variance inside a box, noise against bias, and proportional."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from noisewise.errors import InvalidValueError
 
-__all__ = ["inverse_variance_weights", "proportional_weights", "without_empty"]
+__all__ = [
+    "inverse_variance_weights",
+    "noise_and_bias_weights",
+    "proportional_weights",
+    "without_empty",
+]
 
 
 def inverse_variance_weights(
@@ -63,6 +68,62 @@ def inverse_variance_weights(
         weights[group] = _share(mass, np.maximum(precision, _TINY), floor, cap)
         break
     return weights
+
+
+def noise_and_bias_weights(
+    variance: ArrayLike,
+    spread: float,
+    target: ArrayLike | None = None,
+    cap: float = 1.0,
+) -> NDArray[np.float64]:
+    """Weights that balance noise against bias towards the clients that happen to be quiet.
+
+    Minimises sum_i w_i^2 v_i + zeta^2 sum_i (w_i - lambda_i)^2 with sum_i w_i = 1 and
+    0 <= w_i <= cap: w_i = min(cap, (tau + zeta^2 lambda_i) / (v_i + zeta^2)) with the tau >= 0 for
+    which the sum is 1. zeta -> 0 gives inverse variance, zeta -> infinity gives lambda.
+
+    Args:
+        variance: v_i, [n], >= 0, the noise alone; at least one finite.
+        spread: zeta^2 >= 0, the energy of what a client's true update has of its own.
+        target: lambda, [n], >= 0, summing to 1; uniform by default.
+        cap: greatest weight of a client, at least 1/n.
+
+    Examples:
+        >>> noise_and_bias_weights([1.0, 4.0], 0.0).tolist()
+        [0.8, 0.2]
+        >>> noise_and_bias_weights([1.0, 4.0], 1e9).round(6).tolist()
+        [0.5, 0.5]
+    """
+    v = _vector("variance", variance)
+    if not (np.isfinite(spread) and spread >= 0):
+        raise InvalidValueError("spread", spread, "must be finite and >= 0")
+    lam = np.full(v.size, 1 / v.size) if target is None else _vector("target", target)
+    if lam.shape != v.shape or abs(float(lam.sum()) - 1) > 1e-6:
+        raise InvalidValueError("target", target, f"must be {v.size} numbers with sum 1")
+    if spread == 0 or np.any(v + spread == 0):
+        return inverse_variance_weights(v, cap=cap)
+    usable = np.isfinite(v)
+    if not np.any(usable) or np.count_nonzero(usable) * cap < 1 - _ROUNDING:
+        return inverse_variance_weights(v, cap=cap)
+    weights = np.zeros(v.size)
+    share = lam[usable] / lam[usable].sum() if lam[usable].any() else np.ones(usable.sum())
+    share = share / share.sum()
+    # In units of the smallest v + zeta^2, so that nothing overflows.
+    unit = float(np.min(v[usable] + spread))
+    precision = unit / (v[usable] + spread)
+    offset = (spread / unit) * share * precision
+    free = np.ones(share.size, dtype=bool)
+    found = np.zeros(share.size)
+    for _ in range(share.size + 1):  # weights that reach the cap stay there: tau only grows
+        mass = 1.0 - cap * np.count_nonzero(~free)
+        tau = (mass - offset[free].sum()) / precision[free].sum()
+        found = np.where(free, tau * precision + offset, cap)
+        over = free & (found > cap)
+        free &= ~over
+        if not over.any() or not free.any():
+            break
+    weights[usable] = np.clip(found, 0.0, cap)
+    return weights / weights.sum() if cap >= 1 else weights
 
 
 def without_empty(variance: ArrayLike, empty: ArrayLike) -> NDArray[np.float64]:

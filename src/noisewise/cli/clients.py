@@ -30,8 +30,8 @@ def plan_command(
     Example:
       noisewise plan --epsilon 0.5 --delta 1e-4 --examples 2400 --batch-size 32 --rounds 200
     """
+    from noisewise.aggregation.policy import plan_noise
     from noisewise.data.specs import ClientSpec
-    from noisewise.federation.rounds import plan_noise
     from noisewise.privacy.plan import make_plan
     from noisewise.privacy.spending import epsilon_spent
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from noisewise.errors import InvalidValueError
+from noisewise.federation.attacks import Attack
 from noisewise.federation.executors import ExecutorName, check_executor
 from noisewise.federation.settings import DEFAULT_LOSS_RECORDS
 from noisewise.training.local import DEFAULT_PHYSICAL_BATCH
@@ -101,6 +102,35 @@ class TrainingConfig(_Strict):
     metric: str = "noisewise.federation.evaluation:accuracy"
 
 
+class AttackConfig(_Strict):
+    """Clients that attack; kinds and what strength means are in `noisewise.federation.attacks`."""
+
+    kind: str
+    clients: Annotated[list[str], Field(min_length=1)]
+    strength: Positive | None = None
+
+
+class PermittedConfig(_Strict):
+    """Settings with which a client may take part under the federation's policy."""
+
+    epsilon: Positive
+    delta: OpenShare
+    n_examples: Count
+    batch_size: Count
+    local_epochs: Count = 1
+
+
+class PolicyConfig(_Strict):
+    """What a noise-aware server may take for granted, and how many attackers it shall tolerate.
+
+    ``permitted`` lists the settings that the federation permits; by default they are those of the
+    config's own clients. With 0 tolerated attackers there is no guard: the paper's method.
+    """
+
+    tolerated_attackers: Annotated[int, Field(ge=0)] = 0
+    permitted: list[PermittedConfig] | None = None
+
+
 class MethodConfig(_Strict):
     """A method by name, or an own aggregator as ``"package.module:name"``, with its options."""
 
@@ -125,6 +155,8 @@ class ExperimentConfig(_Strict):
     training: TrainingConfig
     method: MethodConfig = MethodConfig()
     compare: CompareConfig = CompareConfig()
+    policy: PolicyConfig = PolicyConfig()
+    attacks: list[AttackConfig] = []
     seed: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")
@@ -145,6 +177,8 @@ class ExperimentConfig(_Strict):
                     f"{len(values)} values",
                     f"must be one value or data.clients = {n} of them",
                 )
+        for attack in self.attacks:
+            Attack(attack.kind, tuple(attack.clients), attack.strength)
         return self
 
 

@@ -14,12 +14,12 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from noisewise.aggregation.methods import make_method
+from noisewise.aggregation.policy import plan_noise
 from noisewise.aggregation.weights import inverse_variance_weights
 from noisewise.experiments.config import ExperimentConfig
 from noisewise.experiments.runner import Job, training_loss
 from noisewise.experiments.setup import make_initial_model, make_plans, make_population
 from noisewise.federation.executors import Workload, make_executor, one_thread
-from noisewise.federation.rounds import plan_noise
 from noisewise.noise.estimate import Estimator
 from noisewise.noise.factor import Factor
 from noisewise.noise.norm import Norm

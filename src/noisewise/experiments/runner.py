@@ -13,12 +13,19 @@ import torch
 from noisewise.aggregation.methods import Method, make_method
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.config import ExperimentConfig, MethodConfig
-from noisewise.experiments.setup import make_initial_model, make_plans, make_population
+from noisewise.experiments.setup import (
+    guarded_method,
+    make_initial_model,
+    make_plans,
+    make_population,
+)
+from noisewise.federation.attacks import Attack
 from noisewise.federation.results import RoundRecord, RunResult
 from noisewise.federation.settings import TrainingSettings
 from noisewise.federation.simulation import simulate
 from noisewise.federation.timing import Stopwatch
 from noisewise.plugins import load_object
+from noisewise.training.parameters import ParameterLayout
 
 __all__ = ["Job", "run", "training_loss"]
 
@@ -72,14 +79,18 @@ def run(
     clients = make_population(config, job.seed)
     method = _method(job.method, job.label)
     own_budgets = _method(MethodConfig(name="DPFedAvg"), "own budgets")
+    plans, model = make_plans(config, clients, method), make_initial_model(config, job.seed)
+    rate = job.method.learning_rate or training.learning_rate
+    size = ParameterLayout.of(model).size
+    method, floor = guarded_method(config, method, plans, size, rate)
     return simulate(
         clients,
-        make_plans(config, clients, method),
+        plans,
         method,
-        make_initial_model(config, job.seed),
+        model,
         TrainingSettings(
             rounds=training.rounds,
-            learning_rate=job.method.learning_rate or training.learning_rate,
+            learning_rate=rate,
             participation=training.participation,
             evaluate_every=training.evaluate_every,
             physical_batch=training.physical_batch,
@@ -94,6 +105,8 @@ def run(
         ray_address=training.ray_address,
         folder=folder,
         reference_plans=make_plans(config, clients, own_budgets),
+        attacks=[Attack(a.kind, tuple(a.clients), a.strength) for a in config.attacks],
+        noise_floor=floor,
         on_round=on_round,
         clock=clock,
     )

@@ -10,7 +10,11 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from noisewise.aggregation.guard import Guard
 from noisewise.aggregation.methods import Method, make_method, plan_clients
+from noisewise.aggregation.noisewise import NoiseWise
+from noisewise.aggregation.policy import noise_floor, plan_noise
+from noisewise.aggregation.robust_hdp import RobustHDP
 from noisewise.aggregation.weights import inverse_variance_weights
 from noisewise.data.datasets import Dataset, Examples, Scaling, load_dataset
 from noisewise.data.partition import split_dataset
@@ -21,18 +25,20 @@ from noisewise.data.populations import (
     sample_epsilons,
 )
 from noisewise.data.progress import progress_bar
+from noisewise.data.specs import ClientSpec
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.config import DataConfig, ExperimentConfig
+from noisewise.federation.attacks import Attack
 from noisewise.federation.clients import Client, make_clients
 from noisewise.federation.results import ClientRow
-from noisewise.federation.rounds import plan_noise
 from noisewise.plugins import load_object
-from noisewise.privacy.plan import LocalPlan
+from noisewise.privacy.plan import LocalPlan, make_plan
 from noisewise.training.models import make_model
 from noisewise.training.parameters import ParameterLayout
 
 __all__ = [
     "describe_population",
+    "guarded_method",
     "make_initial_model",
     "make_plans",
     "make_population",
@@ -119,7 +125,17 @@ def make_population(config: ExperimentConfig, seed: int) -> tuple[Client, ...]:
         delta=wish.delta,
         local_epochs=wish.local_epochs,
     )
-    return make_clients(specs, parts, wish.reported_epsilon)
+    return make_clients(specs, parts, _reported(config, specs))
+
+
+def _reported(config: ExperimentConfig, specs: Sequence[ClientSpec]) -> dict[str, float]:
+    """Epsilons that clients report instead of their own."""
+    reported: dict[str, float] = dict(config.population.reported_epsilon)
+    for wish in config.attacks:
+        if wish.kind == "falsified_epsilon":
+            factor = Attack(wish.kind, tuple(wish.clients), wish.strength).size
+            reported |= {s.id: factor * s.epsilon for s in specs if s.id in wish.clients}
+    return reported
 
 
 def make_initial_model(config: ExperimentConfig, seed: int) -> nn.Module:
@@ -141,6 +157,36 @@ def make_plans(
         clip_norm=config.training.clip_norm,
         accountant=config.training.accountant,
     )
+
+
+def guarded_method(
+    config: ExperimentConfig, method: Method, plans: Sequence[LocalPlan], size: int, rate: float
+) -> tuple[Method, float | None]:
+    """The method behind the guard that the config's policy asks for, and the policy's floor F.
+
+    Methods whose weights do not rest on noise have no use for it and stay as they are.
+    """
+    policy, training = config.policy, config.training
+    if not method.private:
+        return method, None
+    permitted = plans
+    if policy.permitted is not None:
+        permitted = [
+            make_plan(
+                ClientSpec(f"permitted-{i}", p.n_examples, p.batch_size, p.epsilon, p.delta,
+                           p.local_epochs),
+                rounds=training.rounds, clip_norm=training.clip_norm,
+                accountant=training.accountant,
+            )
+            for i, p in enumerate(policy.permitted)
+        ]  # fmt: skip
+    floor = noise_floor(permitted, size, rate, normalised=method.normalise)
+    aggregator = method.aggregator
+    if policy.tolerated_attackers and isinstance(aggregator, NoiseWise | RobustHDP):
+        guard = Guard(floor, policy.tolerated_attackers, clip=method.normalise)
+        guard.cap(config.data.clients)  # an impossible policy fails now
+        method = replace(method, aggregator=replace(aggregator, guard=guard))
+    return method, floor
 
 
 def describe_population(config: ExperimentConfig) -> tuple[ClientRow, ...]:

@@ -45,12 +45,19 @@ class Snapshot:
         theta: [p] global parameters.
         state: the aggregator's.
         rounds_done: of each client, for its budget.
+        average: [p] moving average of the global parameters, where the method releases it.
     """
 
     round: int
     theta: Tensor
     state: State
     rounds_done: Mapping[str, int]
+    average: Tensor | None = None
+
+    @property
+    def released(self) -> Tensor:
+        """The parameters to use: the average where there is one."""
+        return self.theta if self.average is None else self.average
 
 
 @dataclass
@@ -119,6 +126,8 @@ class RunFolder:
 
     def _encode(self, snapshot: Snapshot) -> bytes:
         tensors = {"theta": snapshot.theta.detach().cpu().contiguous()}
+        if snapshot.average is not None:
+            tensors["average"] = snapshot.average.detach().cpu().contiguous()
         words: dict[str, list[str]] = {}
         for name, array in snapshot.state.items():
             if array.dtype.kind == "U":
@@ -164,7 +173,13 @@ class RunFolder:
         state |= {name: np.array(items, dtype=np.str_) for name, items in header["words"].items()}
         self._length, self._digest = header["records_length"], digest
         records = tuple(RoundRecord(**json.loads(line)) for line in lines.splitlines())
-        snapshot = Snapshot(header["round"], tensors["theta"], state, header["rounds_done"])
+        snapshot = Snapshot(
+            header["round"],
+            tensors["theta"],
+            state,
+            header["rounds_done"],
+            tensors.get("average"),
+        )
         return snapshot, records
 
 

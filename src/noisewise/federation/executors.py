@@ -59,6 +59,7 @@ class Workload:
     device: str = "cpu"
     metric: Metric = accuracy
     loss_records: int = DEFAULT_LOSS_RECORDS
+    normalise: bool = False
 
 
 class Executor(Protocol):
@@ -128,7 +129,7 @@ class SerialExecutor:
         if self._engine is None:
             work.model.train()
             self._engine = make_engine(work.model, work.loss)
-        return local_update(
+        delta = local_update(
             work.model,
             theta,
             self._training_data(member),
@@ -139,6 +140,7 @@ class SerialExecutor:
             physical_batch=work.physical_batch,
             engine=self._engine,
         ).delta
+        return delta / work.plans[member].steps_per_round if work.normalise else delta
 
     def score(self, theta: Tensor, member: int) -> Scores:
         """The scores at one client."""

@@ -76,6 +76,8 @@ class RoundRecord:
             not a weighted sum (PFA).
         oracle_noise: the least that weights could have reached with every client's own budget.
         epsilon_spent: by each client of the federation so far; None without privacy.
+        signal_share: signal-to-noise ratio of the aggregate over the best attainable (see
+            `noisewise.noise.variance.signal_share`), from the true noise; None as above.
         accuracy: of each client's held-out records; None where the round was not evaluated.
         train_loss: of each client's training records.
     """
@@ -91,6 +93,7 @@ class RoundRecord:
     epsilon_spent: Mapping[str, float | None]
     accuracy: Mapping[str, float] | None = None
     train_loss: Mapping[str, float] | None = None
+    signal_share: float | None = None
 
     @property
     def mean_accuracy(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,18 +15,19 @@ from noisewise.aggregation.base import Aggregation, Disclosure, ServerView
 from noisewise.aggregation.methods import Method
 from noisewise.aggregation.screening import screen_updates
 from noisewise.errors import UpdateError
+from noisewise.federation.attacks import Attack, attacked
 from noisewise.federation.checkpoint import Snapshot
 from noisewise.federation.clients import Client
 from noisewise.federation.executors import Executor
 from noisewise.federation.results import RoundRecord
 from noisewise.federation.settings import TrainingSettings
 from noisewise.federation.timing import Stopwatch
-from noisewise.noise.variance import aggregate_noise, oracle_noise, update_noise_variance
+from noisewise.noise.variance import aggregate_noise, oracle_noise, signal_share
 from noisewise.privacy.plan import LocalPlan
 from noisewise.privacy.spending import epsilon_spent
 from noisewise.randomness import keyed_generator
 
-__all__ = ["Federation", "RoundOutcome", "choose_members", "plan_noise", "play_round"]
+__all__ = ["Federation", "RoundOutcome", "choose_members", "play_round"]
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,11 @@ class Federation:
     """What all rounds of a run share.
 
     Attributes:
-        true_noise: [n] closed-form noise energy of each client's update.
+        true_noise: [n] closed-form noise energy of each client's update, as it is sent.
         reference_noise: [n] the same with every client's own budget, for the oracle.
         clock: told where the time goes.
+        attacks: clients that send something else than what they trained.
+        floor: the least noise energy of an honest update, which attackers know.
     """
 
     clients: tuple[Client, ...]
@@ -48,6 +51,8 @@ class Federation:
     true_noise: NDArray[np.float64]
     reference_noise: NDArray[np.float64]
     clock: Stopwatch
+    attacks: tuple[Attack, ...] = ()
+    floor: float = 0.0
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -62,25 +67,6 @@ class RoundOutcome:
     snapshot: Snapshot
     record: RoundRecord
     diverged: bool
-
-
-def plan_noise(plan: LocalPlan, size: int, learning_rate: float) -> float:
-    """Closed-form noise energy of one update under a plan; 0 without privacy.
-
-    The paper's eq. sigma_i^2 with the approximation of eq. var_g_effective.
-    """
-    if plan.clip_norm is None:
-        return 0.0
-    return float(
-        update_noise_variance(
-            size,
-            plan.steps_per_round,
-            learning_rate,
-            plan.clip_norm,
-            plan.noise_multiplier,
-            plan.expected_batch,
-        )
-    )
 
 
 def choose_members(federation: Federation, snapshot: Snapshot) -> list[int]:
@@ -107,7 +93,8 @@ def play_round(federation: Federation, snapshot: Snapshot, members: Sequence[int
     number = snapshot.round + 1
     with federation.clock.part("local training"):
         deltas = federation.executor.updates(snapshot.theta, number, members)
-    received = {federation.ids[m]: delta for m, delta in zip(members, deltas, strict=True)}
+    trained = {federation.ids[m]: delta for m, delta in zip(members, deltas, strict=True)}
+    received = attacked(trained, federation.attacks, federation.floor, federation.seed, number)
     rounds_done = dict(snapshot.rounds_done)
     for client in received:
         rounds_done[client] += 1
@@ -118,19 +105,34 @@ def play_round(federation: Federation, snapshot: Snapshot, members: Sequence[int
             )
     except UpdateError:  # local training overflowed at every client
         record = _record(federation, number, rounds_done, dict.fromkeys(received, "not finite"))
-        return RoundOutcome(
-            Snapshot(number, snapshot.theta, snapshot.state, rounds_done), record, True
-        )
+        return RoundOutcome(replace(snapshot, round=number, rounds_done=rounds_done), record, True)
     with federation.clock.part("aggregation"):
         kept = [federation.ids.index(client) for client in screened.updates.ids]
         view = ServerView(screened.updates, number, _disclosed(federation, kept))
         answer = federation.method.aggregator.aggregate(view, snapshot.state)
-        theta = snapshot.theta + answer.delta.to(snapshot.theta)
-    record = _record(federation, number, rounds_done, screened.dropped, theta, answer, kept)
+        theta = snapshot.theta + federation.method.server_rate * answer.delta.to(snapshot.theta)
+        average = _average(snapshot, theta, federation.method.average_rounds)
+    released = theta if average is None else average
+    dropped = {**screened.dropped, **answer.refused}
+    record = _record(federation, number, rounds_done, dropped, released, answer, kept)
     diverged = not bool(torch.isfinite(theta).all()) or (
         record.train_loss is not None and not math.isfinite(record.mean_train_loss)
     )
-    return RoundOutcome(Snapshot(number, theta, answer.state, rounds_done), record, diverged)
+    following = Snapshot(number, theta, answer.state, rounds_done, average)
+    return RoundOutcome(following, record, diverged)
+
+
+def _average(snapshot: Snapshot, theta: Tensor, rounds: int) -> Tensor | None:
+    """Moving average of the global model over about ``rounds`` rounds, in float64; None for 0.
+
+    The weight of the newest model is 1/t in round t until it reaches 1/rounds, so that the average
+    is not pulled to the start.
+    """
+    if rounds == 0:
+        return None
+    share = 1 / min(rounds, snapshot.round + 1)
+    before = snapshot.theta if snapshot.average is None else snapshot.average
+    return (before.double() + share * (theta.double() - before.double())).to(theta)
 
 
 def _disclosed(
@@ -158,7 +160,11 @@ def _record(
 ) -> RoundRecord:
     """What the simulator notes down about a round."""
     ids = [federation.ids[k] for k in kept]
+    weighed = [client for client in ids if client not in dropped]
     true_noise = federation.true_noise[list(kept)]
+    steps = [
+        1 if federation.method.normalise else federation.plans[k].steps_per_round for k in kept
+    ]
     settings = federation.settings
     due = number % settings.evaluate_every == 0 or number == settings.rounds
     scores = None
@@ -175,12 +181,17 @@ def _record(
         round=number,
         weights=_by_client(ids, answer.weights) if answer else {},
         dropped=dict(dropped),
-        noise_estimate=_by_client(ids, estimate.variance) if estimate else None,
+        noise_estimate=_by_client(weighed, estimate.variance) if estimate else None,
         noise_converged=bool(estimate.converged) if estimate else None,
         true_noise=_by_client(ids, true_noise),
         aggregate_noise=(
             aggregate_noise(answer.weights, true_noise)
             if answer and answer.is_weighted_sum
+            else None
+        ),
+        signal_share=(
+            signal_share(answer.weights, true_noise, steps)
+            if answer and answer.is_weighted_sum and np.all(true_noise > 0)
             else None
         ),
         oracle_noise=oracle_noise(federation.reference_noise[list(kept)]) if kept else None,

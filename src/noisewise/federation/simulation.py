@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from noisewise.aggregation.methods import Method
+from noisewise.aggregation.policy import plan_noise
 from noisewise.errors import InvalidValueError
+from noisewise.federation.attacks import Attack, check_attacks
 from noisewise.federation.checkpoint import RunFolder, Snapshot
 from noisewise.federation.clients import Client
 from noisewise.federation.evaluation import Metric, accuracy
@@ -27,11 +29,11 @@ from noisewise.federation.executors import (
     one_thread,
 )
 from noisewise.federation.results import RoundRecord, RunResult, Status, load_result, to_json
-from noisewise.federation.rounds import Federation, choose_members, plan_noise, play_round
+from noisewise.federation.rounds import Federation, choose_members, play_round
 from noisewise.federation.settings import TrainingSettings
 from noisewise.federation.timing import Stopwatch
 from noisewise.privacy.budget import overall_guarantee
-from noisewise.privacy.plan import LocalPlan
+from noisewise.privacy.plan import LocalPlan, non_private_plan
 from noisewise.storage import write_atomic
 from noisewise.training.gradients import Loss
 from noisewise.training.parameters import ParameterLayout, check_model
@@ -56,6 +58,8 @@ def simulate(
     ray_address: str | None = None,
     folder: Path | str | None = None,
     reference_plans: Sequence[LocalPlan] | None = None,
+    attacks: Sequence[Attack] = (),
+    noise_floor: float | None = None,
     on_round: OnRound | None = None,
     clock: Stopwatch | None = None,
 ) -> RunResult:
@@ -78,6 +82,9 @@ def simulate(
             one with the whole run is read; None keeps everything in memory.
         reference_plans: every client's plan with its own budget, for the oracle's noise; the
             method's own plans by default.
+        attacks: clients that send something else than an honest update.
+        noise_floor: F, the least noise energy of an honest update, which attackers know; by default
+            the least of the clients' plans.
         on_round: called with the record of each round, also with those of a resumed run.
         clock: told where the time of the rounds goes.
 
@@ -92,7 +99,7 @@ def simulate(
     theta = layout.flatten(model).to(settings.device)
     files = None
     if folder is not None:
-        identity = (clients, plans, method, settings, seed, theta, loss, metric)
+        identity = (clients, plans, method, settings, seed, theta, loss, metric, tuple(attacks))
         files = RunFolder(Path(folder), _fingerprint(*identity))
         if (finished := _finished(files)) is not None:
             return finished
@@ -100,24 +107,26 @@ def simulate(
         model=model,
         loss=loss,
         clients=tuple(clients),
-        plans=tuple(plans),
+        plans=_trained_plans(clients, plans, attacks),
         learning_rate=settings.learning_rate,
         seed=seed,
         physical_batch=settings.physical_batch,
         device=settings.device,
         metric=metric,
         loss_records=settings.loss_records,
+        normalise=method.normalise,
     )
 
     def noise(some: Sequence[LocalPlan]) -> np.ndarray:
-        return np.array([plan_noise(p, layout.size, settings.learning_rate) for p in some])
+        size, rate = layout.size, settings.learning_rate
+        return np.array([plan_noise(p, size, rate, normalised=method.normalise) for p in some])
 
     with one_thread():
         hands = make_executor(workload, min(workers, len(clients)), theta, executor, ray_address)
         try:
             federation = Federation(
                 clients=workload.clients,
-                plans=workload.plans,
+                plans=tuple(plans),
                 method=method,
                 settings=settings,
                 seed=seed,
@@ -125,10 +134,26 @@ def simulate(
                 true_noise=noise(plans),
                 reference_noise=noise(reference_plans or plans),
                 clock=clock or Stopwatch(),
+                attacks=tuple(attacks),
+                floor=float(noise(plans).min()) if noise_floor is None else noise_floor,
             )
             return _all_rounds(federation, theta, files, on_round)
         finally:
             hands.close()
+
+
+def _trained_plans(
+    clients: Sequence[Client], plans: Sequence[LocalPlan], attacks: Sequence[Attack]
+) -> tuple[LocalPlan, ...]:
+    """The plans that clients train by: some attackers leave the noise out."""
+    check_attacks(attacks, [client.spec.id for client in clients])
+    clean = {client for attack in attacks if attack.what.noise_free for client in attack.clients}
+    return tuple(
+        non_private_plan(client.spec, rounds=plan.rounds, accountant=plan.accountant)
+        if client.spec.id in clean
+        else plan
+        for client, plan in zip(clients, plans, strict=True)
+    )
 
 
 def _all_rounds(
@@ -140,9 +165,8 @@ def _all_rounds(
         snapshot, records = Snapshot(0, theta, {}, dict.fromkeys(federation.ids, 0)), []
     else:
         snapshot, records = resumed[0], list(resumed[1])
-        snapshot = Snapshot(
-            snapshot.round, snapshot.theta.to(theta), snapshot.state, snapshot.rounds_done
-        )
+        average = None if snapshot.average is None else snapshot.average.to(theta)
+        snapshot = replace(snapshot, theta=snapshot.theta.to(theta), average=average)
     for record in records:
         if on_round:
             on_round(record)
@@ -165,7 +189,7 @@ def _all_rounds(
             break
     result = _result(federation, tuple(records), status)
     if files:
-        _write(files, result, snapshot.theta)
+        _write(files, result, snapshot.released)
     return result
 
 
@@ -236,12 +260,18 @@ def _fingerprint(
     theta: Tensor,
     loss: Loss,
     metric: Metric,
+    attacks: tuple[Attack, ...],
 ) -> str:
     """SHA-256 of everything that decides a run's result."""
     parts = {
         "specs": [asdict(c.spec) | {"reported": c.reported_epsilon} for c in clients],
         "plans": [asdict(plan) for plan in plans],
-        "method": [method.name, _without_address(method.aggregator)],
+        "method": [
+            method.name,
+            _without_address(method.aggregator),
+            [method.normalise, method.server_rate, method.average_rounds],
+        ],
+        "attacks": [asdict(attack) for attack in attacks],
         "settings": asdict(settings),
         "seed": seed,
         "functions": [_without_address(loss), _without_address(metric)],

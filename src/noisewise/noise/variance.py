@@ -13,6 +13,7 @@ __all__ = [
     "excess_noise",
     "gradient_noise_variance",
     "oracle_noise",
+    "signal_share",
     "update_noise_variance",
 ]
 
@@ -153,6 +154,36 @@ def excess_noise(weights: ArrayLike, variance: ArrayLike) -> float:
     if least == 0:
         return 1.0 if noise == 0 else float("inf")
     return noise / least
+
+
+def signal_share(weights: ArrayLike, variance: ArrayLike, steps: ArrayLike = 1.0) -> float:
+    """Signal-to-noise ratio of a weighted sum over the best that any weights can reach, in [0, 1].
+
+    A client's update carries signal in proportion to its local steps E_i, so the ratio is
+    (sum w_i E_i)^2 / sum w_i^2 sigma_i^2, at most sum E_i^2 / sigma_i^2, which weights
+    w_i ~ E_i / sigma_i^2 attain; for updates divided by their steps all E_i are 1 and 1/sigma_i^2
+    is best.
+
+    Args:
+        weights: [n].
+        variance: [n], sigma_i^2 > 0; infinite is allowed.
+        steps: E_i, [n] or a scalar.
+
+    Example:
+        >>> round(signal_share([0.8, 0.2], [1.0, 4.0]), 12)
+        1.0
+        >>> round(signal_share([0.8, 0.2], [1.0, 4.0], [1, 8]), 2)
+        0.38
+    """
+    w = np.asarray(weights, dtype=np.float64)
+    v = _numbers("variance", variance, infinite=True)
+    if w.shape != v.shape or w.ndim != 1:
+        raise InvalidValueError("weights", w.shape, f"must be [n] like variance, {v.shape}")
+    e = np.broadcast_to(_numbers("steps", steps), w.shape)
+    smallest = float(np.min(v))
+    noise = aggregate_noise(w, v / smallest)
+    best = float(np.sum(e**2 / (v / smallest)))
+    return float(np.sum(w * e) ** 2 / (noise * best)) if noise > 0 and best > 0 else 0.0
 
 
 def common_factor(estimate: ArrayLike, variance: ArrayLike) -> float:

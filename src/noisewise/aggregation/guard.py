@@ -1,0 +1,154 @@
+"""`Guard`: what differential privacy itself says about which updates an honest client can send.
+
+Weights of 1/sigma^2 invite a client without noise, which takes the whole round. But every honest
+client adds at least the noise of some plan that the federation permits, so an update with less
+energy than that, or two updates closer to each other than that, did not come from honest clients
+(PRIVACY.md, section on screening).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from noisewise.aggregation.base import Aggregation, ServerView, State, weighted_sum
+from noisewise.checks import positive_int, positive_number
+from noisewise.errors import InvalidValueError, UpdateError
+from noisewise.noise.estimate import NoiseEstimate
+from noisewise.noise.gram import gram_matrix
+
+__all__ = ["Guard", "Weighed", "guarded_sum"]
+
+_OWN = 0.95  # of F: an honest update's energy has a relative deviation of sqrt(2/p)
+_PAIR = 1.9  # of F: the same for the difference of two independent ones
+_CAP = 0.4
+_SIGNAL, _NOISE = 2.25, 1.1  # room for 1.5 times the common signal and for the noise's deviation
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Screening and bounds that any noise-aware aggregator can use.
+
+    Args:
+        floor: F, see `noise_floor`.
+        tolerated_attackers: f >= 1; no client gets a weight above 0.4 / f.
+        clip: bound each update's energy by what signal and noise can explain. Only for updates that
+            are divided by their number of steps, whose signals have one size.
+    """
+
+    floor: float
+    tolerated_attackers: int = 1
+    clip: bool = False
+
+    def __post_init__(self) -> None:
+        positive_number("floor", self.floor)
+        positive_int("tolerated_attackers", self.tolerated_attackers)
+
+    def cap(self, n_clients: int) -> float:
+        """w_max = 0.4 / f for n clients."""
+        largest = _CAP / self.tolerated_attackers
+        if largest * n_clients < 1:
+            allowed = f"must be at most {int(_CAP * n_clients)} for {n_clients} sound updates"
+            raise InvalidValueError("tolerated_attackers", self.tolerated_attackers, allowed)
+        return largest
+
+    def refuse(self, gram: NDArray[np.float64]) -> dict[int, str]:
+        """Which columns no honest client sends, and why.
+
+        Args:
+            gram: [n, n] inner products of the updates.
+        """
+        energy = np.diagonal(gram)
+        refused = {
+            int(i): f"has too little noise: energy {energy[i]:.3g}, policy minimum {self.floor:.3g}"
+            for i in np.flatnonzero(energy < _OWN * self.floor)
+        }
+        distance = energy[:, None] + energy[None, :] - 2 * gram
+        close = distance < _PAIR * self.floor
+        np.fill_diagonal(close, False)
+        for i in refused:  # whoever comes close to a refused update may be honest
+            close[i, :] = close[:, i] = False
+        for j in np.flatnonzero(close.any(axis=1)):
+            refused[int(j)] = "is too close to another update to have noise of its own"
+        return refused
+
+    def variance(self, estimate: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Estimates raised to the floor: nobody is quieter than the policy allows."""
+        return np.maximum(estimate, self.floor)
+
+    def factors(
+        self,
+        gram: NDArray[np.float64],
+        weights: NDArray[np.float64],
+        variance: NDArray[np.float64],
+    ) -> NDArray[np.float64]:
+        """By how much to shrink each update so that ||d_i||^2 <= 2.25 G + 1.1 sigma_i^2.
+
+        G is the median of <d_i, d_j> over pairs, weighted by w_i w_j: the energy of the common
+        signal, of which a minority of the weight cannot decide.
+        """
+        n = len(gram)
+        if not self.clip or n < 2:
+            return np.ones(n)
+        upper = np.triu_indices(n, 1)
+        signal = _weighted_median(gram[upper], np.outer(weights, weights)[upper])
+        bound = _SIGNAL * max(signal, 0.0) + _NOISE * variance
+        energy = np.diagonal(gram)
+        return np.sqrt(np.minimum(1.0, bound / np.maximum(energy, 1e-300)))
+
+
+def _weighted_median(values: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order])
+    return float(values[order][int(np.searchsorted(reached, 0.5 * reached[-1]))])
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """What an aggregator makes of the sound updates of a round.
+
+    Attributes:
+        weights: [m], summing to 1.
+        noise: the estimate that they rest on, [m].
+        state: for the next round.
+    """
+
+    weights: NDArray[np.float64]
+    noise: NoiseEstimate
+    state: State
+
+
+Weigh = Callable[[Tensor, tuple[str, ...], float], Weighed]
+"""(updates [p, m], their ids, largest weight) -> weights; the guard's floor is up to the caller."""
+
+
+def guarded_sum(view: ServerView, guard: Guard | None, weigh: Weigh) -> Aggregation:
+    """The weighted sum of a round's updates, behind a guard or without one.
+
+    Raises:
+        UpdateError: if the guard refuses every update.
+    """
+    values, ids = view.updates.values, view.updates.ids
+    if guard is None:
+        found = weigh(values, ids, 1.0)
+        delta = weighted_sum(values, found.weights)
+        return Aggregation(delta, found.weights, found.noise, found.state)
+    gram = gram_matrix(values).matrix
+    refused = guard.refuse(gram)
+    sound = [i for i in range(len(ids)) if i not in refused]
+    reasons = {ids[i]: why for i, why in sorted(refused.items())}
+    if not sound:
+        told = "; ".join(f"{client} {why}" for client, why in reasons.items())
+        raise UpdateError(f"no update of this round can come from an honest client: {told}")
+    kept = values if not refused else values[:, sound]
+    found = weigh(kept, tuple(ids[i] for i in sound), guard.cap(len(sound)))
+    variance = guard.variance(found.noise.variance)
+    factors = guard.factors(gram[np.ix_(sound, sound)], found.weights, variance)
+    weights = np.zeros(len(ids))
+    weights[sound] = found.weights
+    delta = weighted_sum(kept, found.weights * factors)
+    return Aggregation(delta, weights, found.noise, found.state, refused=reasons)

@@ -1,0 +1,168 @@
+"""`NoiseWise`: our own method - the best signal-to-noise ratio, with different data in mind.
+
+Its updates are meant to be divided by each client's number of local steps before they are sent
+(`Method.normalise`), so that all carry the same signal. Then 1/sigma^2 is the best linear unbiased
+combination, not just the quietest one. (FedNova divides by the steps too, for another reason: there
+it undoes the bias towards clients that take more steps.) See docs/noisewise_method.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from noisewise.aggregation.base import Aggregation, Disclosure, ServerView, State
+from noisewise.aggregation.guard import Guard, Weighed, guarded_sum
+from noisewise.aggregation.weights import (
+    noise_and_bias_weights,
+    proportional_weights,
+    without_empty,
+)
+from noisewise.checks import positive_int
+from noisewise.errors import InvalidValueError
+from noisewise.noise.estimate import Estimator, NoiseEstimate
+from noisewise.noise.factor import Factor
+from noisewise.noise.smoothing import NoiseTracker
+from noisewise.noise.spread import SpreadTracker
+
+__all__ = ["NoiseWise"]
+
+Vector = NDArray[np.float64]
+
+_LEAST_SIGNAL = 0.05  # of the median: a loading below it is noise
+
+
+@dataclass(frozen=True)
+class NoiseWise:
+    """Weights from estimated noise, smoothed over rounds, balanced against different data.
+
+    Args:
+        estimator: of the noise of one round.
+        smooth: rounds over which estimates are averaged; 1 takes each as it comes.
+        spread: ``"estimated"`` weighs noise against the bias of leaving noisy clients' data out,
+            with zeta^2 measured across rounds (`SpreadTracker`); a number is taken as zeta^2; 0
+            gives inverse-variance weights.
+        target: what the weights should be if there were no noise: ``"uniform"``, or by the numbers
+            of ``"examples"``, which clients then have to disclose.
+        signal: ``"equal"`` for updates that are divided by their steps; ``"loadings"`` estimates
+            each update's share of the common signal by the factor model where they are not.
+        guard: screening and bounds against hostile clients.
+    """
+
+    estimator: Estimator = field(default_factory=Factor)
+    smooth: int = 20
+    spread: float | Literal["estimated"] = "estimated"
+    target: Literal["uniform", "examples"] = "uniform"
+    signal: Literal["equal", "loadings"] = "equal"
+    guard: Guard | None = None
+
+    def __post_init__(self) -> None:
+        positive_int("smooth", self.smooth)
+        if not isinstance(self.estimator, Estimator):
+            raise InvalidValueError(
+                "estimator", self.estimator, "must have a name and estimate(updates)"
+            )
+        known = isinstance(self.spread, (int, float)) and not isinstance(self.spread, bool)
+        if self.spread != "estimated" and not (known and 0 <= float(self.spread) < np.inf):
+            raise InvalidValueError("spread", self.spread, 'must be "estimated" or a number >= 0')
+        if self.target not in ("uniform", "examples"):
+            raise InvalidValueError("target", self.target, "must be uniform or examples")
+        if self.signal not in ("equal", "loadings"):
+            raise InvalidValueError("signal", self.signal, "must be equal or loadings")
+        if self.signal == "loadings" and not isinstance(self.estimator, Factor):
+            raise InvalidValueError(
+                "estimator", self.estimator.name, "must be factor, whose loadings are asked for"
+            )
+
+    @property
+    def needs(self) -> frozenset[Disclosure]:
+        """Nothing, unless the target is by dataset size."""
+        return frozenset({Disclosure.N_EXAMPLES} if self.target == "examples" else ())
+
+    def aggregate(self, view: ServerView, state: State) -> Aggregation:
+        """See `Aggregator`."""
+        sizes = {}
+        if self.target == "examples":
+            told = view.told(Disclosure.N_EXAMPLES)
+            sizes = dict(zip(view.updates.ids, told, strict=True))
+
+        def weigh(values: Tensor, ids: tuple[str, ...], cap: float) -> Weighed:
+            target = proportional_weights([sizes[client] for client in ids]) if sizes else None
+            return self._weigh(values, ids, cap, target, state)
+
+        return guarded_sum(view, self.guard, weigh)
+
+    def _weigh(
+        self, values: Tensor, ids: tuple[str, ...], cap: float, target: Vector | None, state: State
+    ) -> Weighed:
+        tracker = NoiseTracker(self.estimator, memory=self.smooth)
+        noise, noise_state = tracker.estimate(values, ids, _part(state, "noise"))
+        variance = noise.variance if self.guard is None else self.guard.variance(noise.variance)
+        scale, scale_state = self._scale(noise, ids, _part(state, "scale"))
+        spread, spread_state = self._spread(values, ids, variance, scale, _part(state, "spread"))
+        empty = ~(values != 0).any(dim=0).cpu().numpy()
+        weights = noise_and_bias_weights(
+            without_empty(variance, empty) / scale**2, spread, target, cap
+        )
+        if self.signal == "loadings":
+            weights = np.minimum(proportional_weights(weights / scale), cap)
+            weights = weights / weights.sum()
+        details = {**noise.details, "spread": spread, "signal": scale}
+        following = {
+            f"{part}.{name}": array
+            for part, arrays in (
+                ("noise", noise_state), ("scale", scale_state), ("spread", spread_state)
+            )
+            for name, array in arrays.items()
+        }  # fmt: skip
+        estimate = NoiseEstimate(noise.variance, noise.method, noise.converged, details)
+        return Weighed(weights, estimate, following)
+
+    def _spread(
+        self, values: Tensor, ids: tuple[str, ...], variance: Vector, scale: Vector, state: State
+    ) -> tuple[float, State]:
+        if self.spread != "estimated":
+            return float(self.spread), {}
+        if self.signal == "loadings":
+            values = values / values.new_tensor(scale)
+        found, following = SpreadTracker(memory=self.smooth).estimate(
+            values, ids, variance / scale**2, state
+        )
+        return found.value, following
+
+    def _scale(
+        self, noise: NoiseEstimate, ids: tuple[str, ...], state: State
+    ) -> tuple[Vector, State]:
+        """Each update's share of the common signal, over the median share."""
+        if self.signal == "equal":
+            return np.ones(len(ids)), {}
+        known: dict[str, tuple[float, float]] = {}
+        if state:
+            columns = (state["ids"], state["level"], state["count"])
+            known = {str(i): (float(s), float(c)) for i, s, c in zip(*columns, strict=True)}
+        loadings = np.asarray(noise.details.get("loadings", np.zeros((len(ids), 0))))
+        if loadings.shape[1]:
+            common = loadings[:, 0] * np.sign(np.median(loadings[:, 0]) or 1.0)
+            level = float(np.median(common))
+            fresh = common / level if level > 0 else np.ones(len(ids))
+            for client, share in zip(ids, fresh, strict=True):
+                before, count = known.get(client, (0.0, 0.0))
+                count += 1
+                known[client] = (before + (float(share) - before) / min(count, self.smooth), count)
+        following: dict[str, NDArray[Any]] = {
+            "ids": np.array(list(known), dtype=np.str_),
+            "level": np.array([share for share, _ in known.values()]),
+            "count": np.array([count for _, count in known.values()]),
+        }
+        scale = np.array([known.get(client, (1.0, 0.0))[0] for client in ids])
+        return np.maximum(scale, _LEAST_SIGNAL), following
+
+
+def _part(state: State, name: str) -> State:
+    """The arrays of one part of the state, without its prefix."""
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): v for key, v in state.items() if key.startswith(prefix)}

@@ -1,0 +1,149 @@
+"""Hostile clients for the simulator: what they send instead of an honest update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from noisewise.checks import positive_number
+from noisewise.errors import InvalidValueError
+from noisewise.randomness import keyed_generator
+
+__all__ = ["ATTACKS", "Attack", "AttackKind", "attacked", "check_attacks"]
+
+
+@dataclass(frozen=True)
+class AttackKind:
+    """One way to attack.
+
+    Attributes:
+        send: (the client's own update, strength, noise of energy F) -> what it sends.
+        summary: one line for people.
+        noise_free: whether the attacker trains without noise, for a clean direction.
+        breaks_policy: whether no honest client could have sent it, so that a guard can tell.
+        together: whether all attackers send the very same update.
+        strength: used where the attack gives none.
+    """
+
+    send: Callable[[Tensor, float, Tensor], Tensor]
+    summary: str
+    noise_free: bool = False
+    breaks_policy: bool = True
+    together: bool = False
+    strength: float = 1.0
+
+
+ATTACKS: Mapping[str, AttackKind] = MappingProxyType(
+    {
+        "zero": AttackKind(lambda own, _, __: torch.zeros_like(own), "sends zeros"),
+        "constant": AttackKind(
+            lambda own, size, _: torch.full_like(own, size), "one tiny number everywhere",
+            strength=1e-6,
+        ),
+        "sign_flip": AttackKind(
+            lambda own, size, _: -size * own, "the opposite direction, without noise",
+            noise_free=True,
+        ),
+        "sign_flip_at_floor": AttackKind(
+            lambda own, size, noise: noise - size * own,
+            "the opposite direction, with exactly the least noise that the policy permits",
+            noise_free=True, breaks_policy=False,
+        ),
+        "scaled": AttackKind(
+            lambda own, size, _: size * own, "its honest update, a hundred times as large",
+            breaks_policy=False, strength=100.0,
+        ),
+        "sybils": AttackKind(
+            lambda own, size, noise: noise - size * own,
+            "several clients send the same opposite direction, with noise", noise_free=True,
+            together=True,
+        ),
+        "nan": AttackKind(
+            lambda own, _, __: torch.full_like(own, math.nan), "sends what is not a number"
+        ),
+        "falsified_epsilon": AttackKind(
+            lambda own, _, __: own, "trains honestly, reports a hundred times its epsilon",
+            breaks_policy=False, strength=100.0,
+        ),
+    }
+)  # fmt: skip
+"""All attacks by name."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Some clients of a federation that attack in one way.
+
+    Args:
+        kind: one of `ATTACKS`.
+        clients: their ids.
+        strength: how strong, in the sense of the kind; None is its own default.
+    """
+
+    kind: str
+    clients: tuple[str, ...]
+    strength: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in ATTACKS:
+            raise InvalidValueError("attacks.kind", self.kind, f"must be one of {list(ATTACKS)}")
+        if not self.clients or len(set(self.clients)) != len(self.clients):
+            raise InvalidValueError("attacks.clients", self.clients, "must be different ids")
+        if self.kind == "sybils" and len(self.clients) < 2:
+            raise InvalidValueError("attacks.clients", self.clients, "must be two sybils or more")
+        if self.strength is not None:
+            positive_number("attacks.strength", self.strength)
+
+    @property
+    def what(self) -> AttackKind:
+        """The kind's description."""
+        return ATTACKS[self.kind]
+
+    @property
+    def size(self) -> float:
+        """The strength that holds."""
+        return self.what.strength if self.strength is None else self.strength
+
+
+def check_attacks(attacks: Sequence[Attack], ids: Sequence[str]) -> None:
+    """Every attacker is a client, and of one attack only."""
+    attackers = [client for attack in attacks for client in attack.clients]
+    for client in attackers:
+        if client not in ids:
+            raise InvalidValueError("attacks.clients", client, "must be a client of the federation")
+        if attackers.count(client) > 1:
+            raise InvalidValueError("attacks.clients", client, "must take part in one attack only")
+
+
+def attacked(
+    received: Mapping[str, Tensor],
+    attacks: Sequence[Attack],
+    floor: float,
+    seed: int,
+    round_number: int,
+) -> dict[str, Tensor]:
+    """What the server receives: the attackers' updates are replaced.
+
+    Args:
+        received: updates by client id, those of attackers as they trained.
+        attacks: who attacks and how.
+        floor: F, the least noise energy of an honest update.
+        seed: of the run.
+        round_number: with the seed and the client, it decides the attackers' noise.
+    """
+    sent = dict(received)
+    for attack in attacks:
+        members = [client for client in attack.clients if client in received]
+        for client in members:
+            source = members[0] if attack.what.together else client
+            own = received[source]
+            generator = keyed_generator(seed, round_number, source, "attack")
+            noise = torch.from_numpy(generator.standard_normal(len(own))).to(own)
+            noise *= math.sqrt(floor / len(own))
+            sent[client] = attack.what.send(own, attack.size, noise)
+    return sent
