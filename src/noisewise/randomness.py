@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,20 +59,34 @@ class RandomSource(Protocol):
         ...
 
 
-@dataclass(frozen=True)
 class SeededRandom:
     """Reproducible randomness for the simulator; never for a deployment.
 
     Sampling and noise have streams of their own, and so has each step: leaving out the last record
-    of a dataset changes nothing about the noise or about who else is sampled.
+    of a dataset changes nothing about the noise or about who else is sampled. A step is a place of
+    the stream's 256-bit counter, so that going to it costs nothing.
+
+    Args:
+        seed: of the run.
+        round: counted from 1.
+        client: its id.
     """
 
-    seed: int
-    round: int
-    client: str
+    def __init__(self, seed: int, round: int, client: str) -> None:
+        self._key = (seed, round, client)
+        self._streams: dict[str, np.random.Generator] = {}
+        self._states: dict[str, dict[str, Any]] = {}
 
     def _generator(self, purpose: str, step: int) -> np.random.Generator:
-        return keyed_generator(self.seed, self.round, self.client, purpose, step)
+        generator = self._streams.get(purpose)
+        if generator is None:
+            seed, *parts = self._key
+            generator = self._streams[purpose] = keyed_generator(seed, *parts, purpose)
+            self._states[purpose] = dict(generator.bit_generator.state)
+        state = self._states[purpose]
+        state["state"]["counter"][:] = (0, 0, step, 0)
+        generator.bit_generator.state = state
+        return generator
 
     def poisson_sample(self, step: int, size: int, rate: float) -> NDArray[np.int64]:
         """See `RandomSource`."""
@@ -85,7 +98,8 @@ class SeededRandom:
 
     def model_seed(self) -> int:
         """See `RandomSource`."""
-        return keyed_seed(self.seed, self.round, self.client, "model")
+        seed, *parts = self._key
+        return keyed_seed(seed, *parts, "model")
 
 
 class SecureRandom:
