@@ -1,6 +1,6 @@
 """The study of docs/noisewise_method.md: pilots for learning rates, then all cells, resumably.
 
-    python studies/noisewise.py softmax cnn hetero ablation accountant [--workers 2] [--minutes 90]
+    python studies/method.py softmax cnn hetero ablation accountant [--workers 2] [--minutes 90]
 
 Every cell (population, method, seed) is a run of a config in configs/study/ and leaves one small
 JSON file under studies/results/, which is committed; a cell with such a file is not run again, and
