@@ -43,7 +43,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
         ("training.learning_rate", 0, "greater than 0"),
         ("training.accountant", "none", "'pld', 'rdp' or 'moments'"),
         ("training.lerning_rate", 0.1, "unknown key, must be one of accountant"),
-        ("sead", 1, "unknown key, must be one of compare, data"),
+        ("sead", 1, "unknown key, must be one of attacks, compare, data"),
         ("population.epsilon", 0, "greater than 0"),
         ("population.epsilon", -1.0, "greater than 0"),
         ("population.epsilon", float("nan"), "finite"),

@@ -47,6 +47,10 @@ class UpdateError(NoisewiseError):
     """No usable update is left to aggregate, or an update matrix is malformed."""
 
 
+class NoHonestUpdateError(UpdateError):
+    """A guard refused every update of a round; the model stays as it was."""
+
+
 class SourceError(NoisewiseError):
     """A dataset cannot be had from any of its sources, or its bytes are not the published ones."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -59,6 +60,7 @@ class RandomSource(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class SeededRandom:
     """Reproducible randomness for the simulator; never for a deployment.
 
@@ -66,24 +68,24 @@ class SeededRandom:
     of a dataset changes nothing about the noise or about who else is sampled. A step is a place of
     the stream's 256-bit counter, so that going to it costs nothing.
 
-    Args:
+    Attributes:
         seed: of the run.
         round: counted from 1.
         client: its id.
     """
 
-    def __init__(self, seed: int, round: int, client: str) -> None:
-        self._key = (seed, round, client)
-        self._streams: dict[str, np.random.Generator] = {}
-        self._states: dict[str, dict[str, Any]] = {}
+    seed: int
+    round: int
+    client: str
+    _streams: dict[str, tuple[np.random.Generator, dict[str, Any]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def _generator(self, purpose: str, step: int) -> np.random.Generator:
-        generator = self._streams.get(purpose)
-        if generator is None:
-            seed, *parts = self._key
-            generator = self._streams[purpose] = keyed_generator(seed, *parts, purpose)
-            self._states[purpose] = dict(generator.bit_generator.state)
-        state = self._states[purpose]
+        if purpose not in self._streams:
+            made = keyed_generator(self.seed, self.round, self.client, purpose)
+            self._streams[purpose] = made, dict(made.bit_generator.state)
+        generator, state = self._streams[purpose]
         state["state"]["counter"][:] = (0, 0, step, 0)
         generator.bit_generator.state = state
         return generator
@@ -98,8 +100,7 @@ class SeededRandom:
 
     def model_seed(self) -> int:
         """See `RandomSource`."""
-        seed, *parts = self._key
-        return keyed_seed(seed, *parts, "model")
+        return keyed_seed(self.seed, self.round, self.client, "model")
 
 
 class SecureRandom:

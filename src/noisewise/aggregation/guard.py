@@ -17,7 +17,7 @@ from torch import Tensor
 
 from noisewise.aggregation.base import Aggregation, ServerView, State, weighted_sum
 from noisewise.checks import positive_int, positive_number
-from noisewise.errors import InvalidValueError, UpdateError
+from noisewise.errors import InvalidValueError, NoHonestUpdateError
 from noisewise.noise.estimate import NoiseEstimate
 from noisewise.noise.gram import gram_matrix
 
@@ -130,7 +130,7 @@ def guarded_sum(view: ServerView, guard: Guard | None, weigh: Weigh) -> Aggregat
     """The weighted sum of a round's updates, behind a guard or without one.
 
     Raises:
-        UpdateError: if the guard refuses every update.
+        NoHonestUpdateError: if the guard refuses every update.
     """
     values, ids = view.updates.values, view.updates.ids
     if guard is None:
@@ -143,7 +143,7 @@ def guarded_sum(view: ServerView, guard: Guard | None, weigh: Weigh) -> Aggregat
     reasons = {ids[i]: why for i, why in sorted(refused.items())}
     if not sound:
         told = "; ".join(f"{client} {why}" for client, why in reasons.items())
-        raise UpdateError(f"no update of this round can come from an honest client: {told}")
+        raise NoHonestUpdateError(f"no update of this round can come from an honest client: {told}")
     kept = values if not refused else values[:, sound]
     found = weigh(kept, tuple(ids[i] for i in sound), guard.cap(len(sound)))
     variance = guard.variance(found.noise.variance)

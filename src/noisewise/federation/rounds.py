@@ -14,7 +14,7 @@ from torch import Tensor
 from noisewise.aggregation.base import Aggregation, Disclosure, ServerView
 from noisewise.aggregation.methods import Method
 from noisewise.aggregation.screening import screen_updates
-from noisewise.errors import UpdateError
+from noisewise.errors import NoHonestUpdateError, UpdateError
 from noisewise.federation.attacks import Attack, attacked
 from noisewise.federation.checkpoint import Snapshot
 from noisewise.federation.clients import Client
@@ -109,7 +109,13 @@ def play_round(federation: Federation, snapshot: Snapshot, members: Sequence[int
     with federation.clock.part("aggregation"):
         kept = [federation.ids.index(client) for client in screened.updates.ids]
         view = ServerView(screened.updates, number, _disclosed(federation, kept))
-        answer = federation.method.aggregator.aggregate(view, snapshot.state)
+        try:
+            answer = federation.method.aggregator.aggregate(view, snapshot.state)
+        except NoHonestUpdateError as error:
+            record = _record(federation, number, rounds_done, dict.fromkeys(received, str(error)))
+            return RoundOutcome(
+                replace(snapshot, round=number, rounds_done=rounds_done), record, False
+            )
         theta = snapshot.theta + federation.method.server_rate * answer.delta.to(snapshot.theta)
         average = _average(snapshot, theta, federation.method.average_rounds)
     released = theta if average is None else average

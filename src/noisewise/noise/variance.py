@@ -173,7 +173,7 @@ def signal_share(weights: ArrayLike, variance: ArrayLike, steps: ArrayLike = 1.0
         >>> round(signal_share([0.8, 0.2], [1.0, 4.0]), 12)
         1.0
         >>> round(signal_share([0.8, 0.2], [1.0, 4.0], [1, 8]), 2)
-        0.38
+        0.42
     """
     w = np.asarray(weights, dtype=np.float64)
     v = _numbers("variance", variance, infinite=True)

@@ -1,0 +1,181 @@
+"""Hostile clients: what they send, and what a guard makes of it (PRIVACY.md, screening)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federation_helpers import small_clients, small_model, small_run
+
+from noisewise.aggregation import ServerView, UpdateMatrix, make_method, plan_clients
+from noisewise.aggregation.guard import Guard
+from noisewise.aggregation.noisewise import NoiseWise
+from noisewise.aggregation.policy import noise_floor, plan_noise
+from noisewise.aggregation.robust_hdp import RobustHDP
+from noisewise.data.specs import ClientSpec
+from noisewise.errors import InvalidValueError, NoHonestUpdateError
+from noisewise.federation import TrainingSettings, simulate
+from noisewise.federation.attacks import ATTACKS, Attack, attacked
+from noisewise.noise import Norm
+from noisewise.privacy.plan import make_plan
+
+P, N = 8000, 20
+FLOOR = 1.0
+
+
+def honest(seed: int = 0, signal: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
+    """Updates [P, N] with noise between F and 20 F, and the common direction."""
+    rng = np.random.default_rng(seed)
+    variance = np.geomspace(FLOOR, 20 * FLOOR, N)
+    direction = rng.normal(size=P) / np.sqrt(P) * signal
+    return direction[:, None] + rng.normal(size=(P, N)) * np.sqrt(variance / P), direction
+
+
+def server_view(updates: np.ndarray) -> ServerView:
+    ids = tuple(f"c{k:02d}" for k in range(updates.shape[1]))
+    return ServerView(UpdateMatrix(torch.from_numpy(updates), ids), 1)
+
+
+def sent(updates: np.ndarray, direction: np.ndarray, attack: Attack) -> np.ndarray:
+    """What the server receives when some of the clients attack, with a clean direction."""
+    received = {f"c{k:02d}": torch.from_numpy(updates[:, k]) for k in range(N)}
+    if attack.what.noise_free:
+        received |= {client: torch.from_numpy(direction.copy()) for client in attack.clients}
+    answers = attacked(received, [attack], FLOOR, seed=0, round_number=1)
+    return np.stack([answers[client].numpy() for client in sorted(answers)], axis=1)
+
+
+GUARDED = [NoiseWise(guard=Guard(FLOOR, 1, clip=True)), RobustHDP(Norm(), guard=Guard(FLOOR, 1))]
+SCREENED = ["zero", "constant", "sign_flip", "sybils"]
+
+
+@pytest.mark.parametrize("aggregator", GUARDED, ids=["NoiseWise", "RobustHDP"])
+@pytest.mark.parametrize("kind", SCREENED)
+def test_what_breaks_the_policy_gets_no_weight(aggregator: Any, kind: str) -> None:
+    updates, direction = honest()
+    attackers = ("c03", "c11") if kind == "sybils" else ("c03",)
+    attack = Attack(kind, attackers)
+    assert attack.what.breaks_policy
+    answer = aggregator.aggregate(server_view(sent(updates, direction, attack)), {})
+    ids = [f"c{k:02d}" for k in range(N)]
+    assert all(answer.weights[ids.index(client)] == 0 for client in attackers)
+    assert set(answer.refused) == set(attackers)
+    assert answer.weights.sum() == pytest.approx(1)
+    cosine = torch.nn.functional.cosine_similarity(answer.delta, torch.from_numpy(direction), 0)
+    assert float(cosine) > 0.4
+
+
+@pytest.mark.parametrize("kind", ["zero", "constant", "sign_flip"])
+def test_without_a_guard_the_quiet_attacker_owns_the_round(kind: str) -> None:
+    """Power: the same attacks on the paper's method (all-zero updates are refused even there)."""
+    updates, direction = honest()
+    view = server_view(sent(updates, direction, Attack(kind, ("c03",))))
+    weights = RobustHDP(Norm()).aggregate(view, {}).weights
+    assert weights[3] == 0 if kind == "zero" else weights[3] > 0.6
+
+
+def test_noise_at_the_floor_and_scaling_are_bounded() -> None:
+    updates, direction = honest()
+    for kind in ("sign_flip_at_floor", "scaled"):
+        view = server_view(sent(updates, direction, Attack(kind, ("c03",))))
+        answer = GUARDED[0].aggregate(view, {})
+        assert answer.weights[3] <= 0.4
+        unit = torch.from_numpy(direction)
+        assert float(torch.nn.functional.cosine_similarity(answer.delta, unit, 0)) > 0.3
+
+
+def test_clipping_bounds_what_a_loud_update_can_do() -> None:
+    updates, direction = honest()
+    view = server_view(sent(updates, direction, Attack("sign_flip_at_floor", ("c03",), 50.0)))
+    clipped = GUARDED[0].aggregate(view, {})
+    bare = NoiseWise(guard=Guard(FLOOR, 1)).aggregate(view, {})
+    assert float(clipped.delta.norm()) <= float(bare.delta.norm()) * (1 + 1e-6)
+
+
+def test_no_honest_client_is_refused() -> None:
+    refused = 0
+    for seed in range(60):
+        updates, _ = honest(seed)
+        refused += len(GUARDED[0].aggregate(server_view(updates), {}).refused)
+    assert refused == 0  # of 1,200, as PRIVACY.md measured
+
+
+def test_all_refused_is_an_error_and_the_round_leaves_the_model_alone() -> None:
+    with pytest.raises(NoHonestUpdateError, match="honest"):
+        GUARDED[0].aggregate(server_view(np.full((P, N), 1e-6)), {})
+    clients = small_clients()
+    attack = Attack("zero", tuple(client.spec.id for client in clients))
+    method = make_method("NoiseWise", {"guard": Guard(1e-9)})
+    plans = plan_clients([c.spec for c in clients], method, rounds=2, clip_norm=1.0)
+    settings = TrainingSettings(2, 0.1)
+    run = simulate(clients, plans, method, small_model(), settings, attacks=[attack])
+    assert run.status == "finished"
+    assert run.rounds[-1].weights == {}
+    assert "honest" in run.rounds[-1].dropped[clients[0].spec.id]
+    assert all(spent > 0 for spent in run.rounds[-1].epsilon_spent.values())  # trained: charged
+
+
+def test_cap_and_policy() -> None:
+    assert Guard(1.0, 2).cap(20) == pytest.approx(0.2)
+    with pytest.raises(InvalidValueError, match="tolerated_attackers"):
+        Guard(1.0, 5).cap(10)
+    plans = [
+        make_plan(ClientSpec("a", 500, b, e, 1e-3), rounds=5, clip_norm=1.0)
+        for b, e in ((16, 1.0), (64, 8.0), (8, 8.0))
+    ]
+    for normalised in (False, True):
+        floor = noise_floor(plans, P, 0.1, normalised=normalised)
+        energies = [plan_noise(plan, P, 0.1, normalised=normalised) for plan in plans]
+        assert floor == min(energies)
+    fields = [min(p.noise_multiplier for p in plans), max(p.expected_batch for p in plans)]
+    unreal = replace(plans[1], noise_multiplier=fields[0], expected_batch=int(fields[1]))
+    assert floor >= plan_noise(unreal, P, 0.1, normalised=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "clients", "strength", "field"),
+    [
+        ("krum", ("a",), None, "kind"), ("zero", (), None, "clients"),
+        ("zero", ("a", "a"), None, "clients"), ("sybils", ("a",), None, "clients"),
+        ("scaled", ("a",), -1.0, "strength"),
+    ],
+)  # fmt: skip
+def test_bad_attacks_are_named(
+    kind: str, clients: Sequence[str], strength: float | None, field: str
+) -> None:
+    with pytest.raises(InvalidValueError, match=field):
+        Attack(kind, tuple(clients), strength)
+
+
+def test_noise_of_an_attack_at_the_floor_is_exactly_that() -> None:
+    update = {"c00": torch.zeros(200_000)}
+    answer = attacked(update, [Attack("sign_flip_at_floor", ("c00",))], 3.0, 0, 1)["c00"]
+    assert float(answer.square().sum()) == pytest.approx(3.0, rel=0.02)
+    again = attacked(update, [Attack("sign_flip_at_floor", ("c00",))], 3.0, 0, 2)["c00"]
+    assert abs(float(torch.dot(answer, again))) < 0.05
+
+
+@pytest.mark.parametrize("kind", list(ATTACKS))
+def test_every_attack_in_a_simulation(kind: str) -> None:
+    clients = small_clients()
+    ids = tuple(client.spec.id for client in clients)
+    attack = Attack(kind, ids[:2] if kind == "sybils" else ids[:1])
+    run = small_run("NoiseWise", rounds=2, clients=clients, attacks=[attack])
+    assert run.status == "finished"
+    record = run.rounds[-1]
+    assert (ids[0] in record.dropped) == (kind == "nan")
+    assert all(math.isfinite(weight) for weight in record.weights.values())
+    same = small_run("NoiseWise", rounds=2, clients=clients, attacks=[attack])
+    assert same.rounds == run.rounds
+    if kind != "falsified_epsilon":
+        assert run.rounds[-1].train_loss != small_run("NoiseWise", rounds=2).rounds[-1].train_loss
+
+
+def test_an_attacker_that_is_no_client_is_named() -> None:
+    with pytest.raises(InvalidValueError, match="nobody"):
+        small_run(rounds=1, attacks=[Attack("zero", ("nobody",))])

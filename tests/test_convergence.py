@@ -1,0 +1,82 @@
+"""The convergence bound against the appendix's formula, written out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from noisewise.aggregation.weights import inverse_variance_weights
+from noisewise.errors import InvalidValueError
+from noisewise.noise.convergence import convergence_bound
+
+SETTING = {
+    "steps": [2, 4, 3],
+    "gradient_variance": [0.5, 2.0, 8.0],
+    "learning_rate": 1e-4,
+    "rounds": 50,
+    "smoothness": 2.0,
+    "lipschitz": 1.5,
+    "heterogeneity": 0.3,
+    "gap": 2.3,
+}
+
+
+def test_the_printed_formula() -> None:
+    w, lam = [0.5, 0.3, 0.2], [1 / 3] * 3
+    e, v, eta, beta = [2, 4, 3], [0.5, 2.0, 8.0], 1e-4, 2.0
+    s4, s3v = 16 + 256 + 81, 8 * 0.5 + 64 * 2 + 27 * 8
+    psi_sigma = 6 * beta**2 * eta**2 * 10 * (2 * s4 * 0.3 + s3v / 3)
+    psi_sigma += beta * eta * (4 * 0.5 + 16 * 2 + 9 * 8)
+    mean = sum(a * b for a, b in zip(w, e, strict=True))
+    psi_p = 3 * sum(x**2 * (a - b) ** 2 for x, a, b in zip(e, w, lam, strict=True))
+    psi_p = 8 / 3 * 1.5**2 * (psi_p + (1 / 3) * sum((x - mean) ** 2 for x in e))
+    found = convergence_bound(weights=w, **SETTING)
+    assert found.psi_sigma == pytest.approx(psi_sigma)
+    assert found.psi_p == pytest.approx(psi_p)
+    assert found.optimisation == pytest.approx(2.3 / (50 * eta))
+    total = 2.3 / (50 * eta) + psi_sigma + psi_p
+    assert found.value == pytest.approx(12 / (11 * 2 - 7) * total)
+    weighted = convergence_bound(weights=w, weighted_noise=True, **SETTING)
+    less = beta * eta * (4 * 0.5 + 16 * 2 + 9 * 8)
+    less -= beta * eta * sum(a * a * x * s for a, x, s in zip(w, e, v, strict=True))
+    assert found.psi_sigma - weighted.psi_sigma == pytest.approx(less)
+
+
+def test_both_conditions_on_the_rate() -> None:
+    first = 1 / (6 * 2.0 * 4)
+    second = 1 / (12 * 2.0 * (10 * 353) ** 0.5)
+    bound = convergence_bound(weights=[0.5, 0.3, 0.2], **SETTING)
+    assert bound.valid
+    assert bound.largest_rate == pytest.approx(min(first, second))
+    between = convergence_bound(
+        weights=[0.5, 0.3, 0.2], **(SETTING | {"learning_rate": (first + second) / 2})
+    )
+    assert between.rate_conditions == (True, False)
+    far = convergence_bound(weights=[0.5, 0.3, 0.2], **(SETTING | {"learning_rate": 1.0}))
+    assert far.rate_conditions == (False, False)
+    assert not far.valid
+
+
+def test_as_printed_it_cannot_reward_noise_aware_weights() -> None:
+    setting = SETTING | {"steps": [3, 3, 3]}
+    even, aware = [1 / 3] * 3, inverse_variance_weights([0.5, 2.0, 8.0])
+    printed = [convergence_bound(weights=w, **setting).value for w in (even, aware)]
+    assert printed[0] < printed[1]
+    ours = [
+        convergence_bound(weights=w, weighted_noise=True, **setting).psi_sigma
+        for w in (even, aware)
+    ]
+    assert ours[1] < ours[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("weights", [0.5, 0.2, 0.2]), ("steps", [1, 4, 3]), ("steps", [4, 3]),
+        ("gradient_variance", [1, -1, 1]), ("learning_rate", 0), ("rounds", 0), ("gap", -1),
+        ("smoothness", float("nan")), ("target", [1, 1, 1]),
+    ],
+)  # fmt: skip
+def test_bad_values_are_named(field: str, value: object) -> None:
+    setting = {"weights": [0.5, 0.3, 0.2], **SETTING, field: value}
+    with pytest.raises(InvalidValueError, match=field):
+        convergence_bound(**setting)
