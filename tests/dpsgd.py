@@ -136,7 +136,7 @@ def flawed_update(flaw: str | None) -> Update:
                 deviation *= 0.8
             if flaw == "batch decides noise" and len(index) == 0:
                 deviation = 0.0
-            noise = rng.normal(0 if flaw == "noise reused" else step, len(theta))
+            noise = rng.normal(0 if flaw == "noise reused" else step, len(theta)).astype(np.float64)
             divisor = float(plan.expected_batch)
             if flaw == "divisor from data":
                 divisor = plan.sample_rate * len(data)
