@@ -43,7 +43,7 @@ def slow_update(
             for total, gradient in zip(sums, gradients, strict=True):
                 total += factor * gradient
         if plan.is_private:
-            noise = torch.from_numpy(rng.normal(step, sum(p.numel() for p in trainable)))
+            noise = torch.from_numpy(rng.normal(step, sum(p.numel() for p in trainable))).double()
             offset = 0
             for total in sums:
                 part = noise[offset : offset + total.numel()].view(total.shape)
