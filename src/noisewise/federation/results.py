@@ -13,7 +13,7 @@ import numpy as np
 
 from noisewise.errors import InvalidValueError
 
-__all__ = ["ClientRow", "RoundRecord", "RunResult", "Status", "load_result", "to_json"]
+__all__ = ["AttackRow", "ClientRow", "RoundRecord", "RunResult", "Status", "load_result", "to_json"]
 
 Status = Literal["finished", "diverged", "budgets_spent"]
 
@@ -59,6 +59,36 @@ class ClientRow:
     noise_multiplier: float
     noise_variance: float
     oracle_weight: float
+
+
+@dataclass(frozen=True)
+class AttackRow:
+    """One method under one attack.
+
+    Attributes:
+        method: label.
+        attack: its name, or ``no attack``.
+        attackers: how many.
+        weight: of all attackers together, mean over rounds.
+        accuracy: of the last round, mean over clients.
+        without_attack: the same for the method left alone.
+        breaks_policy: whether no honest client could have sent the update.
+        diverged: whether the run left the finite numbers.
+    """
+
+    method: str
+    attack: str
+    attackers: int
+    weight: float
+    accuracy: float
+    without_attack: float
+    breaks_policy: bool
+    diverged: bool
+
+    @property
+    def loss(self) -> float:
+        """Accuracy that the attack cost."""
+        return self.without_attack - self.accuracy
 
 
 @dataclass(frozen=True)
