@@ -4,13 +4,16 @@ How a step goes: `network` runs a private copy of the model and records what eac
 `loss_gradients` starts the way back; one backward pass gives the gradient at each layer's output,
 and no gradient of a weight. From the two, a layer's rule (`layers`, `convolution`) makes `pieces`:
 per-sample gradients in the cheapest form (`cost`), which know their norms and their weighted sum.
-`fast` puts it together. A model that mixes records (`probe`), uses a parameter outside of its layer
-or has a layer without a rule goes to the reference, `FunctionalGradients`.
+`fast` puts it together; `linear` is the closed form of a single linear layer. A model that mixes
+records (`probe`), uses a parameter outside of its layer or has a layer without a rule goes to the
+reference, `FunctionalGradients`; `choice` decides who trains.
 
 A new rule is a class with `run` in `layers` and a line in its table; the tests compare every rule
 with one backward pass for each record.
 """
 
-from noisewise.training.engine.fast import FastGradients, make_engine
+from noisewise.training.engine.choice import make_engine
+from noisewise.training.engine.fast import FastGradients
+from noisewise.training.engine.linear import LinearGradients
 
-__all__ = ["FastGradients", "make_engine"]
+__all__ = ["FastGradients", "LinearGradients", "make_engine"]

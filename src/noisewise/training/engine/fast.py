@@ -16,24 +16,12 @@ from noisewise.training.engine.network import Network, Use
 from noisewise.training.engine.pieces import Parts, combined
 from noisewise.training.engine.probe import check_records_stay_apart
 from noisewise.training.engine.products import Products
-from noisewise.training.gradients import FunctionalGradients, GradientEngine, Loss, clip_factors
+from noisewise.training.gradients import FunctionalGradients, Loss, clip_factors
 from noisewise.training.parameters import ParameterLayout, check_model
 
-__all__ = ["FastGradients", "make_engine"]
+__all__ = ["FastGradients"]
 
 _log = logging.getLogger(__name__)
-
-
-def make_engine(model: nn.Module, loss: Loss) -> GradientEngine:
-    """The engine to train with: fast where exact rules cover the model, else the reference.
-
-    An engine may be used again for later rounds of the same model and loss, by one thread at a
-    time; what it learns about the model (a few milliseconds) is then learnt once.
-
-    Raises:
-        UnsupportedModelError: the model has BatchNorm.
-    """
-    return FastGradients(model, loss)
 
 
 class FastGradients:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from noisewise.training.gradients import Loss
 
-__all__ = ["LossGradients", "loss_gradients"]
+__all__ = ["LossGradients", "is_cross_entropy", "loss_gradients"]
 
 LossGradients = Callable[[Tensor, Tensor], Tensor]
 """(outputs [b, ...] without a graph, targets [b, ...]) -> gradients [b, ...] at the outputs."""
@@ -25,7 +25,7 @@ def loss_gradients(loss: Loss) -> LossGradients:
     is known, and has a closed form.
     """
     by_record = _by_record(loss)
-    if not _is_cross_entropy(loss):
+    if not is_cross_entropy(loss):
         return by_record
 
     def gradients(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -60,7 +60,8 @@ def _by_record(loss: Loss) -> LossGradients:
     return gradients
 
 
-def _is_cross_entropy(loss: Loss) -> bool:
+def is_cross_entropy(loss: Loss) -> bool:
+    """Whether a loss is torch's plain cross-entropy, as a function or as a module."""
     if loss is functional.cross_entropy:
         return True
     return (
