@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median_high
 from types import MappingProxyType
 from typing import Any
 
@@ -24,7 +25,6 @@ from noisewise.privacy.plan import LocalPlan, make_plan, non_private_plan
 
 __all__ = ["METHODS", "Method", "make_method", "plan_clients", "smallest_epsilon"]
 
-DEFAULT_SERVER_STEPS = 64.0
 _AROUND = ("normalise", "server_steps", "average_rounds")
 
 Adapt = Callable[[Sequence[ClientSpec]], tuple[ClientSpec, ...]]
@@ -54,7 +54,8 @@ class Method:
         normalise: each client divides its update by its own number of local steps before it is
             sent: post-processing, which discloses nothing and costs no privacy.
         server_steps: by how many average local steps the server moves the model in a round, where
-            updates are normalised: a public constant, as if everyone took so many steps.
+            updates are normalised: a public constant of the federation, as if everyone took so
+            many steps. None is to be settled from the permitted plans (`settled`).
         average_rounds: the released model is a moving average of the global model over about so
             many rounds; 0 releases the model itself. Post-processing, too.
     """
@@ -65,11 +66,12 @@ class Method:
     private: bool = True
     summary: str = ""
     normalise: bool = False
-    server_steps: float = DEFAULT_SERVER_STEPS
+    server_steps: float | None = None
     average_rounds: int = 0
 
     def __post_init__(self) -> None:
-        positive_number("server_steps", self.server_steps)
+        if self.server_steps is not None:
+            positive_number("server_steps", self.server_steps)
         non_negative_int("average_rounds", self.average_rounds)
         if not isinstance(self.normalise, bool):
             raise InvalidValueError("normalise", self.normalise, "must be true or false")
@@ -77,7 +79,23 @@ class Method:
     @property
     def server_rate(self) -> float:
         """By what the aggregated update is multiplied before it is added to the model."""
-        return self.server_steps if self.normalise else 1.0
+        if not self.normalise:
+            return 1.0
+        if self.server_steps is None:
+            raise InvalidValueError("server_steps", None, "must be given or settled from plans")
+        return self.server_steps
+
+    def settled(self, permitted: Sequence[LocalPlan]) -> Method:
+        """The method with its server steps: the median of the permitted plans, if it has none.
+
+        Half as many or twice as many would do with another learning rate; a number near the
+        clients' own keeps the local steps as long as the method without normalising has them.
+        """
+        if not self.normalise or self.server_steps is not None or not permitted:
+            return self
+        return replace(
+            self, server_steps=float(median_high(plan.steps_per_round for plan in permitted))
+        )
 
 
 def plan_clients(

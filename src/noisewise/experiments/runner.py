@@ -14,10 +14,10 @@ from noisewise.aggregation.methods import Method, make_method
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.config import ExperimentConfig, MethodConfig
 from noisewise.experiments.setup import (
-    guarded_method,
     make_initial_model,
     make_plans,
     make_population,
+    under_policy,
 )
 from noisewise.federation.attacks import Attack
 from noisewise.federation.results import RoundRecord, RunResult
@@ -82,7 +82,7 @@ def run(
     plans, model = make_plans(config, clients, method), make_initial_model(config, job.seed)
     rate = job.method.learning_rate or training.learning_rate
     size = ParameterLayout.of(model).size
-    method, floor = guarded_method(config, method, plans, size, rate)
+    method, floor = under_policy(config, method, plans, size, rate)
     return simulate(
         clients,
         plans,

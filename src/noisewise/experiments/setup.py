@@ -38,11 +38,11 @@ from noisewise.training.parameters import ParameterLayout
 
 __all__ = [
     "describe_population",
-    "guarded_method",
     "make_initial_model",
     "make_plans",
     "make_population",
     "read_dataset",
+    "under_policy",
 ]
 
 
@@ -159,16 +159,16 @@ def make_plans(
     )
 
 
-def guarded_method(
+def under_policy(
     config: ExperimentConfig, method: Method, plans: Sequence[LocalPlan], size: int, rate: float
 ) -> tuple[Method, float | None]:
-    """The method behind the guard that the config's policy asks for, and the policy's floor F.
+    """The method under the config's policy: server steps, guard, and the policy's floor F.
 
     Methods whose weights do not rest on noise have no use for it and stay as they are.
     """
     policy, training = config.policy, config.training
     if not method.private:
-        return method, None
+        return method.settled(plans), None
     permitted = plans
     if policy.permitted is not None:
         permitted = [
@@ -180,6 +180,7 @@ def guarded_method(
             )
             for i, p in enumerate(policy.permitted)
         ]  # fmt: skip
+    method = method.settled(permitted)
     floor = noise_floor(permitted, size, rate, normalised=method.normalise)
     aggregator = method.aggregator
     if policy.tolerated_attackers and isinstance(aggregator, NoiseWise | RobustHDP):

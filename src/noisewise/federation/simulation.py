@@ -95,6 +95,7 @@ def simulate(
     check_executor(executor, ray_address)
     if len(plans) != len(clients) or not clients:
         raise InvalidValueError("plans", f"{len(plans)} plans", f"must fit {len(clients)} clients")
+    method = method.settled(plans)
     layout = ParameterLayout.of(model)
     theta = layout.flatten(model).to(settings.device)
     files = None
