@@ -1,0 +1,195 @@
+"""Turn studies/results/ into the tables and figures of docs/noisewise_method.md.
+
+    python studies/tables.py
+
+Everything between the two marks in the page is replaced; cells that are not there yet are left
+empty, and the number of cells is said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from noisewise.report.figures import new_axes, save_figure
+from noisewise.storage import write_atomic
+
+ROOT = Path(__file__).parents[1]
+RESULTS, PAGE = ROOT / "studies" / "results", ROOT / "docs" / "noisewise_method.md"
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+METHODS = ["NoiseWise", "RobustHDP", "WeiAvg", "BudgetAvg", "DPFedAvg", "PFA", "MinEpsilon"]
+DISTS = [f"Dist{k}" for k in range(1, 10)]
+Cells = dict[tuple[str, str], list[dict[str, Any]]]
+
+
+def read(part: str) -> Cells:
+    """Results of a part by (first word of the cell, rest of it), ordered by seed."""
+    found: Cells = defaultdict(list)
+    for file in sorted((RESULTS / part).glob("*.json")):
+        content = json.loads(file.read_text())
+        dist, _, rest = content["cell"].partition("-")
+        found[dist, rest].append(content)
+    return found
+
+
+def accuracy(runs: list[dict[str, Any]]) -> str:
+    """Mean in percent, with the standard error where there are several seeds."""
+    values = 100 * np.array([run["accuracy"] for run in runs])
+    note = " †" if any(run["status"] == "diverged" for run in runs) else ""
+    if len(values) < 2:
+        return f"{values.mean():.1f}{note}" if len(values) else ""
+    return f"{values.mean():.1f} ± {values.std(ddof=1) / np.sqrt(len(values)):.1f}{note}"
+
+
+def grid(cells: Cells, rows: list[str], columns: list[str], corner: str) -> list[str]:
+    """A Markdown table of accuracies."""
+    lines = [f"| {corner} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for row in rows:
+        words = [accuracy(cells.get((column, row), [])) for column in columns]
+        if any(words):
+            lines.append(f"| {row} | {' | '.join(words)} |")
+    return lines
+
+
+def provenance(cells: Cells) -> str:
+    """How many runs, when and from which commits."""
+    runs = [run for several in cells.values() for run in several]
+    if not runs:
+        return "No run yet."
+    dates = sorted({run["date"] for run in runs})
+    seeds = sorted({run["seed"] for run in runs})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    return (
+        f"({len(runs)} runs, seeds {', '.join(map(str, seeds))}, {when}, one core each; "
+        "† a run diverged. Every run is in `studies/results/`.)"
+    )
+
+
+def verdict(cells: Cells) -> list[str]:
+    """NoiseWise against the others, population by population, in words."""
+    lines, gaps = [], []
+    for dist in DISTS:
+        ours = cells.get((dist, "NoiseWise"), [])
+        others = {m: cells.get((dist, m), []) for m in METHODS[1:] if cells.get((dist, m))}
+        if not ours or not others:
+            continue
+        mean = {m: float(np.mean([r["accuracy"] for r in runs])) for m, runs in others.items()}
+        best = max(mean, key=lambda m: mean[m])
+        own = float(np.mean([r["accuracy"] for r in ours]))
+        if "RobustHDP" in mean:
+            gaps.append(100 * (own - mean["RobustHDP"]))
+        lines.append(f"{dist} {100 * (own - mean[best]):+.1f} ({best})")
+    if not lines:
+        return []
+    text = ["", f"NoiseWise less the best other method, in points: {'; '.join(lines)}."]
+    if gaps:
+        text.append(
+            f"Against Robust-HDP: {np.mean(gaps):+.2f} points on average over {len(gaps)} "
+            f"populations ({min(gaps):+.1f} to {max(gaps):+.1f})."
+        )
+    return text
+
+
+def shares(cells: Cells) -> list[str]:
+    """The attained share of the signal-to-noise ratio."""
+    lines = []
+    for method in ("NoiseWise", "RobustHDP", "WeiAvg", "BudgetAvg", "DPFedAvg"):
+        words = []
+        for dist in DISTS:
+            runs = [r["signal_share"] for r in cells.get((dist, method), [])]
+            words.append(f"{np.mean(runs):.3f}" if runs and None not in runs else "")
+        if any(words):
+            lines.append(f"| {method} | {' | '.join(words)} |")
+    head = [f"| share | {' | '.join(DISTS)} |", "|---" * 10 + "|"]
+    return head + lines if lines else []
+
+
+def curves(part: str, name: str) -> list[str]:
+    """Accuracy over rounds of a part, one panel a population."""
+    cells = read(part)
+    dists = [d for d in DISTS if any(key[0] == d for key in cells)]
+    lines = []
+    for dist in dists:
+        figure, axes = new_axes(7.0, 4.0)
+        for (own, method), runs in cells.items():
+            if own != dist:
+                continue
+            rounds = [point[0] for point in runs[0]["curve"]]
+            values = 100 * np.mean([[p[1] for p in run["curve"]] for run in runs], axis=0)
+            (line,) = axes.plot(rounds, values, lw=1.8)
+            axes.annotate(
+                method, (rounds[-1], values[-1]), (4, 0), textcoords="offset points",
+                color=line.get_color(), va="center", fontsize=9, annotation_clip=False,
+            )  # fmt: skip
+        axes.set_xlabel("round")
+        axes.set_ylabel("accuracy on held-out records [%]")
+        axes.grid(axis="y", alpha=0.25)
+        axes.set_title(f"{dist}, {name}", fontsize=10, loc="left")
+        save_figure(figure, ROOT / "docs" / "images", f"study-{part}-{dist.lower()}")
+        lines.append(f"![{name}, {dist}](images/study-{part}-{dist.lower()}.png)")
+    return lines
+
+
+def half_time(cells: Cells) -> list[str]:
+    """When NoiseWise reached Robust-HDP's final accuracy."""
+    words = []
+    for dist in DISTS:
+        ours, theirs = cells.get((dist, "NoiseWise")), cells.get((dist, "RobustHDP"))
+        if ours and theirs:
+            final = theirs[0]["accuracy"]
+            first = next((r for r, a in ours[0]["curve"] if a >= final), None)
+            words.append(f"{dist}: {'never' if first is None else f'round {first}'}")
+    return [f"Robust-HDP's final accuracy was reached by NoiseWise in {'; '.join(words)}."]
+
+
+def page() -> str:
+    """The results section."""
+    softmax, cnn, hetero = read("softmax"), read("cnn"), read("hetero")
+    out = ["## Results", "", "Learning rates: pilots of 40 rounds under a seed of their own, three "
+           "trials for every method, chosen by train loss. Accuracy in percent, mean ± standard "
+           "error over seeds. `python studies/method.py softmax hetero ablation ...` runs the "
+           "cells, `python studies/tables.py` writes this section.", ""]  # fmt: skip
+    out += ["### Softmax regression, MNIST, 20 clients, iid, mixed batches", ""]
+    out += [*grid(softmax, METHODS, DISTS, "method"), "", provenance(softmax), *verdict(softmax)]
+    out += ["", "Share of the attainable signal-to-noise ratio (weights from estimates, ratio from "
+            "true noise; mean over rounds):", "", *shares(softmax), ""]  # fmt: skip
+    if cnn:
+        out += ["### The paper's CNN, MNIST, 20 clients, iid", ""]
+        out += [*grid(cnn, METHODS[:3], ["Dist1", "Dist6", "Dist9"], "method"), ""]
+        out += [provenance(cnn), "", *half_time(cnn), "", *curves("cnn", "CNN"), ""]
+    if hetero:
+        out += ["### 60 clients, at most 8 labels each, mixed batches", ""]
+        out += [*grid(hetero, METHODS, DISTS, "method"), "", provenance(hetero), *verdict(hetero)]
+        out += [""]
+    for part, title in (
+        ("two_labels", "Two labels a client: how far it breaks"),
+        ("ablation", "Part by part"),
+        ("accountant", "The accountant as a step of its own: the paper's `moments`"),
+        ("cnn_published", "Robust-HDP as published (`moments`), CNN"),
+    ):
+        cells = read(part)
+        if cells:
+            rows = list(dict.fromkeys(row for _, row in cells))
+            columns = [d for d in DISTS if any(key[0] == d for key in cells)]
+            out += [f"### {title}", "", *grid(cells, rows, columns, "cell"), ""]
+            out += [provenance(cells), ""]
+    return "\n".join(out)
+
+
+def main() -> None:
+    """Rewrite the section of the page."""
+    text = PAGE.read_text()
+    if BEGIN not in text:
+        text = text.rstrip() + f"\n\n{BEGIN}\n{END}\n"
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    write_atomic(PAGE, f"{before}{BEGIN}\n{page()}\n{END}{after}".encode())
+    print(f"written: {PAGE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
