@@ -143,6 +143,9 @@ def _all_rounds(
         snapshot = Snapshot(
             snapshot.round, snapshot.theta.to(theta), snapshot.state, snapshot.rounds_done
         )
+    if files:
+        start = _result(federation, (), "unfinished").summary()
+        write_atomic(files.start_file, (to_json(start, indent=1) + "\n").encode())
     for record in records:
         if on_round:
             on_round(record)
