@@ -19,8 +19,9 @@ from noisewise.federation.settings import TrainingSettings
 from noisewise.federation.simulation import simulate
 from noisewise.federation.timing import Stopwatch
 from noisewise.plugins import load_object
+from noisewise.training.parameters import check_model
 
-__all__ = ["Job", "run", "training_loss"]
+__all__ = ["Job", "check_runnable", "run", "training_loss"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,32 @@ def training_loss(config: ExperimentConfig) -> Callable[..., torch.Tensor]:
     return _callable(config.training.loss, "training.loss")
 
 
+def _settings(config: ExperimentConfig, method: MethodConfig) -> TrainingSettings:
+    training = config.training
+    return TrainingSettings(
+        rounds=training.rounds,
+        learning_rate=method.learning_rate or training.learning_rate,
+        participation=training.participation,
+        evaluate_every=training.evaluate_every,
+        physical_batch=training.physical_batch,
+        device=training.device,
+        loss_records=training.loss_records,
+    )
+
+
+def check_runnable(config: ExperimentConfig, job: Job) -> None:
+    """Make all that a job names, but train nothing: a wrong value shows now, not after an hour.
+
+    Raises:
+        InvalidValueError: what `run` would raise.
+    """
+    make_population(config, job.seed)
+    check_model(make_initial_model(config, job.seed))
+    _settings(config, job.method)
+    training_loss(config)
+    _callable(config.training.metric, "training.metric")
+
+
 def run(
     config: ExperimentConfig,
     job: Job,
@@ -77,15 +104,7 @@ def run(
         make_plans(config, clients, method),
         method,
         make_initial_model(config, job.seed),
-        TrainingSettings(
-            rounds=training.rounds,
-            learning_rate=job.method.learning_rate or training.learning_rate,
-            participation=training.participation,
-            evaluate_every=training.evaluate_every,
-            physical_batch=training.physical_batch,
-            device=training.device,
-            loss_records=training.loss_records,
-        ),
+        _settings(config, job.method),
         seed=job.seed,
         loss=training_loss(config),
         metric=_callable(training.metric, "training.metric"),

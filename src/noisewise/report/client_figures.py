@@ -151,7 +151,7 @@ def fairness_chart(results: Sequence[RunResult]) -> Chart | None:
     grouped = {method: runs for method, runs in grouped.items() if runs}
     if not grouped:
         return None
-    figure, axes = new_axes(5.2, 1.0 + 0.42 * len(grouped), grid="x")
+    figure, axes = new_axes(5.2, max(2.0, 1.0 + 0.42 * len(grouped)), grid="x")
     looks = method_looks(list(by_method(results)))
     tips, rows = {}, []
     for place, (method, runs) in enumerate(grouped.items()):

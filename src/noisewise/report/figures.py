@@ -235,7 +235,7 @@ def _draw_weights(
 ) -> tuple[Figure, dict[str, tuple[str, ...]]]:
     """One row a client, one mark a method; and the tips of the marks."""
     small = len(named) > 30
-    figure, axes = new_axes(5.2, 1.4 + (0.16 if small else 0.23) * len(named), grid="x")
+    figure, axes = new_axes(5.2, 1.8 + (0.16 if small else 0.22) * len(named), grid="x")
     looks = method_looks(list(by_method(results)))
     places = np.arange(len(named))
     tips: dict[str, tuple[str, ...]] = {}

@@ -12,7 +12,7 @@ import numpy as np
 
 from noisewise.federation.results import RunResult
 
-__all__ = ["MethodRow", "as_csv", "as_markdown", "as_text", "by_method", "method_rows"]
+__all__ = ["MethodRow", "aligned", "as_csv", "as_markdown", "as_text", "by_method", "method_rows"]
 
 HEADINGS = ("method", "accuracy", "noise / oracle's", "largest epsilon", "told to the server")
 
@@ -119,8 +119,13 @@ def method_rows(results: Sequence[RunResult]) -> tuple[MethodRow, ...]:
 
 def as_text(rows: Sequence[MethodRow]) -> str:
     """Aligned columns for a terminal or a log."""
-    table = [HEADINGS, *(row.cells() for row in rows)]
-    widths = [max(len(line[column]) for line in table) for column in range(len(HEADINGS))]
+    return aligned(HEADINGS, [row.cells() for row in rows])
+
+
+def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Words in columns, under a rule."""
+    table = [headings, *rows]
+    widths = [max(len(line[column]) for line in table) for column in range(len(headings))]
 
     def line(cells: Sequence[str]) -> str:
         return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
