@@ -14,6 +14,7 @@ from noisewise.aggregation.methods import Method, make_method
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.config import ExperimentConfig, MethodConfig
 from noisewise.experiments.setup import make_initial_model, make_plans, make_population
+from noisewise.experiments.tracking import check_tracking, run_name, tracked
 from noisewise.federation.results import RoundRecord, RunResult
 from noisewise.federation.settings import TrainingSettings
 from noisewise.federation.simulation import simulate
@@ -78,6 +79,7 @@ def check_runnable(config: ExperimentConfig, job: Job) -> None:
     Raises:
         InvalidValueError: what `run` would raise.
     """
+    check_tracking(config)
     make_population(config, job.seed)
     check_model(make_initial_model(config, job.seed))
     _settings(config, job.method)
@@ -99,20 +101,24 @@ def run(
     clients = make_population(config, job.seed)
     method = _method(job.method, job.label)
     own_budgets = _method(MethodConfig(name="DPFedAvg"), "own budgets")
-    return simulate(
-        clients,
-        make_plans(config, clients, method),
-        method,
-        make_initial_model(config, job.seed),
-        _settings(config, job.method),
-        seed=job.seed,
-        loss=training_loss(config),
-        metric=_callable(training.metric, "training.metric"),
-        workers=workers,
-        executor=training.executor,
-        ray_address=training.ray_address,
-        folder=folder,
-        reference_plans=make_plans(config, clients, own_budgets),
-        on_round=on_round,
-        clock=clock,
-    )
+    facts = {"method": job.label, "seed": job.seed}
+    with tracked(config, run_name(folder, job.folder_name), on_round, facts) as listener:
+        result = simulate(
+            clients,
+            make_plans(config, clients, method),
+            method,
+            make_initial_model(config, job.seed),
+            _settings(config, job.method),
+            seed=job.seed,
+            loss=training_loss(config),
+            metric=_callable(training.metric, "training.metric"),
+            workers=workers,
+            executor=training.executor,
+            ray_address=training.ray_address,
+            folder=folder,
+            reference_plans=make_plans(config, clients, own_budgets),
+            on_round=listener.on_round,
+            clock=clock,
+        )
+        listener.end(result)
+    return result
