@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +20,8 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe",
 )  # fmt: skip
+
+LAUNCH = "import os, sys; os.dup2({}, 3); os.dup2({}, 4); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 def find_chromium() -> str:
@@ -34,15 +38,17 @@ class Browser:
     def __init__(self, profile: Path) -> None:
         down, self._out = os.pipe()
         self._in, up = os.pipe()
-        words = f'exec "$@" 3<&{down} 4>&{up}'
+        # Chromium reads commands from descriptor 3 and answers on 4: a launcher puts them there.
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (down, up)]
+        words = [find_chromium(), *FLAGS, f"--user-data-dir={profile}"]
         self._process = subprocess.Popen(
-            ["sh", "-c", words, "sh", find_chromium(), *FLAGS, f"--user-data-dir={profile}"],
-            pass_fds=(down, up),
+            [sys.executable, "-c", LAUNCH.format(*ends), *words],
+            pass_fds=ends,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        os.close(down)
-        os.close(up)
+        for end in (down, up, *ends):
+            os.close(end)
         self._number, self._rest = 0, b""
         self.events: list[dict[str, Any]] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]

@@ -75,7 +75,7 @@ class ComparisonDisplay:
     title: str = "training"
     _done: int = 0
     _begun: float | None = None
-    _last_line: float = field(default_factory=time.monotonic)
+    _last_line: float = field(default_factory=lambda: time.monotonic())
     _tasks: dict[str, TaskID] = field(default_factory=dict)
     _notes: dict[str, str] = field(default_factory=dict)
 

@@ -119,7 +119,7 @@ def style_axes(axes: Axes, grid: Grid = "y") -> None:
     axes.grid(axis=grid, color=GRID, lw=0.8)
 
 
-def new_axes(width: float = 5.2, height: float = 3.5, grid: Grid = "y") -> tuple[Figure, Axes]:
+def new_axes(width: float = 4.8, height: float = 3.4, grid: Grid = "y") -> tuple[Figure, Axes]:
     """An empty figure without global state, in the style of all others.
 
     It is narrow, so that its words can still be read on a phone.
@@ -135,13 +135,14 @@ def label_ends(
     axes: Axes,
     ends: Mapping[str, tuple[float, float]],
     colours: Mapping[str, str],
-    height: float = 3.5,
+    height: float = 3.4,
 ) -> None:
     """Write each line's name at its end, moved apart as little as keeps them legible.
 
     ``height`` is that of the panel in inches, axis labels included.
     """
     gap = 1.15 * FONT_SIZE / (72 * 0.8 * height)
+    axes.autoscale_view()  # limits are lazy, and places depend on them
     to_axes = axes.transData + axes.transAxes.inverted()
     wanted = sorted(
         ((float(to_axes.transform(point)[1]), name) for name, point in ends.items()),
@@ -182,7 +183,7 @@ def add_tips(axes: Axes, name: str, xs: Sequence[float], ys: Sequence[float]) ->
     Points that are not finite get no mark, so the caller leaves them out.
     """
     assert all(map(math.isfinite, [*xs, *ys]))
-    axes.plot(xs, ys, "o", ms=10, mew=0, alpha=0, gid=f"tips-{name}", clip_on=False)
+    axes.plot(xs, ys, "o", ms=8, mew=0, alpha=0, gid=f"tips-{name}", clip_on=False)
 
 
 def settle(figure: Figure) -> None:

@@ -39,7 +39,7 @@ def estimate_chart(results: Sequence[RunResult]) -> Chart | None:
                 found.setdefault(run.method, []).append((words, *pair))
     if not found:
         return None
-    figure, axes = new_axes(5.2, 4.0, grid="both")
+    figure, axes = new_axes(4.8, 4.0, grid="both")
     looks = method_looks(list(by_method(results)))
     every = [value for points in found.values() for _, *pair in points for value in pair]
     line = [0.7 * min(every), 1.4 * max(every)]
@@ -62,6 +62,8 @@ def estimate_chart(results: Sequence[RunResult]) -> Chart | None:
         )  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
+    plain_numbers(axes, "x")
+    plain_numbers(axes, "y")
     axes.set_xlabel("true noise energy of an update (log scale)")
     axes.set_ylabel("the server's estimate (log scale)")
     return Chart(
@@ -151,7 +153,7 @@ def fairness_chart(results: Sequence[RunResult]) -> Chart | None:
     grouped = {method: runs for method, runs in grouped.items() if runs}
     if not grouped:
         return None
-    figure, axes = new_axes(5.2, max(2.0, 1.0 + 0.42 * len(grouped)), grid="x")
+    figure, axes = new_axes(4.8, max(2.0, 1.0 + 0.42 * len(grouped)), grid="x")
     looks = method_looks(list(by_method(results)))
     tips, rows = {}, []
     for place, (method, runs) in enumerate(grouped.items()):

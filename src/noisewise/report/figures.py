@@ -36,9 +36,7 @@ def plain_numbers(axes: Axes, which: str) -> None:
     """Numbers such as 0.2 and 50 on a logarithmic axis, not powers of ten."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = sorted(axes.get_xlim() if which == "x" else axes.get_ylim())
-    shown = "25" if high < 1000 * low else ""
-    if high > 1e5 or low < 1e-4:
-        return
+    shown = "25" if high < 100 * low else ""
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(
         FuncFormatter(lambda value, _: f"{value:g}" if shown and f"{value:e}"[0] in shown else "")
@@ -64,7 +62,8 @@ def accuracy_chart(results: Sequence[RunResult]) -> Chart:
     ends: dict[str, tuple[float, float]] = {}
     tips: dict[str, tuple[str, ...]] = {}
     means: dict[str, dict[int, str]] = {}
-    for number, (method, runs) in enumerate(grouped.items()):
+    lines: dict[str, tuple[list[int], list[float]]] = {}
+    for method, runs in grouped.items():
         rounds, values = _curves(runs)
         if not rounds:
             continue
@@ -79,9 +78,13 @@ def accuracy_chart(results: Sequence[RunResult]) -> Chart:
             for r, m, a, b in zip(rounds, mean, low, high, strict=True)
         }
         step = math.ceil(len(rounds) / _MOST_TIPS)
-        add_tips(axes, str(number), rounds[::step], list(mean[::step]))
+        lines[method] = (rounds[::step], list(mean[::step]))
+    for number, (rounds, places) in enumerate(lines.values()):
+        # Lines lie close together, so that each mark tells the whole round.
+        add_tips(axes, str(number), rounds, places)
         tips[str(number)] = tuple(
-            f"{method}, round {r}: {means[method][r]} %" for r in rounds[::step]
+            "\n".join([f"round {r}", *(f"{m}: {c[r]} %" for m, c in means.items() if r in c)])
+            for r in rounds
         )
     axes.set_xlabel("round")
     axes.set_ylabel("accuracy on held-out records [%]")
@@ -235,7 +238,7 @@ def _draw_weights(
 ) -> tuple[Figure, dict[str, tuple[str, ...]]]:
     """One row a client, one mark a method; and the tips of the marks."""
     small = len(named) > 30
-    figure, axes = new_axes(5.2, 1.8 + (0.16 if small else 0.22) * len(named), grid="x")
+    figure, axes = new_axes(4.8, 1.8 + (0.16 if small else 0.22) * len(named), grid="x")
     looks = method_looks(list(by_method(results)))
     places = np.arange(len(named))
     tips: dict[str, tuple[str, ...]] = {}

@@ -85,10 +85,12 @@ def _method_order(config: str) -> list[str]:
 
 def _in_order(results: Sequence[RunResult], config: str) -> tuple[RunResult, ...]:
     order = _method_order(config)
+    references = ["FedAvg", "Oracle"]  # where the config has no list: after the others
 
     def place(result: RunResult) -> tuple[int, int, str]:
         name = result.method.partition("(")[0]
-        return result.seed, order.index(name) if name in order else len(order), result.method
+        where = order.index(name) if name in order else len(order)
+        return result.seed, where + (name in references and name not in order), result.method
 
     return tuple(sorted(results, key=place))
 
@@ -164,6 +166,8 @@ def _add(drafts: list[_Draft], path: Path, result: RunResult) -> None:
     config, home = _config_of(path)
     key = (result.method, result.seed)
     for draft in drafts:
+        if draft.results.get(key) == result:
+            return  # the same run in two places
         same = draft.config == config if config else draft.home == home
         if same and key not in draft.results:
             break

@@ -82,7 +82,7 @@ def overview_chart(sets: Sequence[RunSet]) -> Chart:
         name = words_of({key: one.settings.get(key) for key in others})
         panels.setdefault(name, []).append(one)
     looks = method_looks([run.method for one in sets for run in one.results])
-    figure = Figure(figsize=(5.2, 0.4 + 3.1 * len(panels)), layout="constrained")
+    figure = Figure(figsize=(4.8, 0.4 + 3.1 * len(panels)), layout="constrained")
     FigureCanvasAgg(figure)
     tips: dict[str, tuple[str, ...]] = {}
     first: Axes | None = None
