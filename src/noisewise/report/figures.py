@@ -36,7 +36,7 @@ def plain_numbers(axes: Axes, which: str) -> None:
     """Numbers such as 0.2 and 50 on a logarithmic axis, not powers of ten."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = sorted(axes.get_xlim() if which == "x" else axes.get_ylim())
-    shown = "25" if high < 100 * low else ""
+    shown = "25" if high < 300 * low else ""
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(
         FuncFormatter(lambda value, _: f"{value:g}" if shown and f"{value:e}"[0] in shown else "")
