@@ -5,14 +5,18 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from federation_helpers import small_run
 from test_report_page import noisewise  # noqa: F401 (a fixture)
 
 from noisewise.cli.common import swept_values
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.sweep import SweepPoint, sweep_points
+from noisewise.report.sources import RunSet
+from noisewise.report.sweep import overview_chart
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "configs" / "demo.toml"
@@ -132,3 +136,37 @@ def test_a_failing_point_spares_the_others(noisewise: Noisewise, tmp_path: Path)
     assert "compare.methods" in err
     (point,) = json.loads(out)["points"]
     assert point["rows"][0]["method"] == "DPFedAvg"
+
+
+def swept_sets(values: list[dict[str, object]], score: float = 0.5) -> list[RunSet]:
+    """Sets of one made-up run each."""
+    base = small_run("DPFedAvg", rounds=1)
+    found = []
+    for k, settings in enumerate(values):
+        accuracy = dict.fromkeys(base.clients, score + 0.01 * k)
+        run = replace(base, rounds=(replace(base.rounds[0], accuracy=accuracy),))
+        found.append(RunSet((run,), f"set {k}", settings=settings, folder=f"folder-{k}"))
+    return found
+
+
+def test_the_figure_has_a_panel_for_each_value_of_the_second_field() -> None:
+    product = [{"a": a, "b": b} for a in (0.1, 1.0, 10.0) for b in ("x", "y")]
+    chart = overview_chart(swept_sets(product))
+    assert [axes.get_title(loc="left") for axes in chart.figure.axes] == ["b = x", "b = y"]
+    assert chart.figure.axes[0].get_xscale() == "log"
+    assert [t.get_text() for t in chart.figure.axes[1].get_xticklabels()] == ["0.1", "1", "10"]
+    assert chart.figure.axes[-1].get_xlabel() == "a"
+    assert chart.tips["1-0"] == tuple(f"DPFedAvg, set {k}: {50 + k:.1f} %" for k in (1, 3, 5))
+
+
+def test_lists_and_words_stand_in_their_order() -> None:
+    chart = overview_chart(swept_sets([{"a": v} for v in ([3, 1], [1, 2], "Dist1")]))
+    (axes,) = chart.figure.axes
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["[3, 1]", "[1, 2]", "Dist1"]
+    assert axes.get_xscale() == "linear"
+
+
+def test_folders_that_differ_in_many_ways_stand_side_by_side() -> None:
+    mixed = [{"a": 1, "b": 5}, {"a": 2, "b": 6}, {"a": 3, "b": 7}]
+    (axes,) = overview_chart(swept_sets(mixed)).figure.axes
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["folder-0", "folder-1", "folder-2"]

@@ -103,7 +103,13 @@ def write_sweep(
     known = [(point, tuple(some)) for point, some in zip(points, results, strict=True) if some]
     sets = name_sets(
         [
-            RunSet(some, point.folder_name, dump_config(point.config), settings=point.settings)
+            RunSet(
+                some,
+                point.folder_name,
+                dump_config(point.config),
+                settings=point.settings,
+                folder=point.folder_name,
+            )
             for point, some in known
         ]
     )

@@ -111,9 +111,12 @@ def budget_chart(results: Sequence[RunResult]) -> Chart | None:
             f"{client}: {spent[-1]:.4g} of {settings['planned_epsilon']:g} spent "
             f"after round {rounds[-1]}",
         )
-    axes.set_yscale("log")
+    low, high = min(axes.dataLim.intervaly), max(axes.dataLim.intervaly)
+    wide = high > 8 * low > 0
     axes.margins(x=0.02, y=0.1)
-    plain_numbers(axes, "y")
+    if wide:
+        axes.set_yscale("log")
+        plain_numbers(axes, "y")
     last = len(run.rounds)
     for budget, members in sorted(budgets.items()):
         count = f" ({len(members)} clients)" if len(members) > 1 else ""
@@ -122,7 +125,7 @@ def budget_chart(results: Sequence[RunResult]) -> Chart | None:
         label_ends(axes, ends, dict.fromkeys(ends, INK))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("round")
-    axes.set_ylabel("epsilon spent so far (log scale)")
+    axes.set_ylabel("epsilon spent so far" + (" (log scale)" if wide else ""))
     methods = {m: runs[0] for m, runs in by_method(private).items()}
     rows = tuple(
         (

@@ -83,7 +83,7 @@ def write_report(
     texts: dict[str, str] = {}
     overview = None
     if single:
-        texts |= _tables(sets[0].results, written)
+        texts |= _tables(sets[0].results, sections[0].charts)
     else:
         overview = (overview_chart(sets), overview_table(sets))
         written += save_figure(overview[0].figure, folder / "figures", overview[0].name)
@@ -95,11 +95,11 @@ def write_report(
     return (files[-1], *written, *files[:-1])
 
 
-def _tables(results: Sequence[RunResult], figures: Sequence[Path]) -> dict[str, str]:
+def _tables(results: Sequence[RunResult], charts: Sequence[Chart]) -> dict[str, str]:
     """The texts beside the page of one comparison."""
     rows = method_rows(results)
-    pictures = "\n".join(
-        f"![{path.stem}](figures/{path.name})" for path in figures if path.suffix == ".png"
+    pictures = "\n\n".join(
+        f"## {c.title}\n\n![{c.title}](figures/{c.name}.png)\n\n{c.caption}" for c in charts
     )
     summary = {"rows": [asdict(row) for row in rows], "runs": [r.summary() for r in results]}
     return {

@@ -259,9 +259,9 @@ def _draw_weights(
         shift = 0.56 * ((number + 0.5) / len(shared) - 0.5)
         style = {"marker": look.marker, "ms": 4.5, "mew": 0, "color": look.colour}
         draw(", ".join(methods), weights, shift, **style)
-    axes.set_yticks(places, list(named.values()), fontsize=6.5 if small else 8.5, color=INK)
+    axes.set_yticks(places, list(named.values()), fontsize=8.0 if small else 8.5, color=INK)
     axes.set_ylim(len(named) - 0.4, -0.6)
-    axes.set_xlim(left=-0.5)
+    axes.set_xlim(left=-0.025 * max(map(max, [oracle, *shared])))
     axes.set_xlabel("aggregation weight [%], mean over rounds")
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(

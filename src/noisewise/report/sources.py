@@ -17,6 +17,7 @@ __all__ = ["Found", "RunSet", "find_runs", "name_sets", "read_timings", "words_o
 
 _MARKS = ("result.json", "run.json", "rounds.jsonl")
 _DEPTH = 6
+_MOST_SETTINGS, _LONGEST_NAME = 3, 120
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class RunSet:
         config: TOML text, empty where unknown.
         timings: content of ``timing.json`` by run, where it was measured.
         settings: config fields in which it differs from the other sets, dotted.
+        folder: name of the folder that it lies in.
     """
 
     results: tuple[RunResult, ...]
@@ -36,6 +38,7 @@ class RunSet:
     config: str = ""
     timings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    folder: str = ""
 
     @property
     def slug(self) -> str:
@@ -153,7 +156,8 @@ def find_runs(folders: Sequence[Path]) -> Found:
     sets = [
         RunSet(
             _in_order(list(draft.results.values()), draft.config),
-            name=draft.home.name,
+            name=draft.home.resolve().name,
+            folder=draft.home.resolve().name,
             config=draft.config,
             timings=read_timings(draft.paths),
         )
@@ -191,7 +195,7 @@ def name_sets(sets: Sequence[RunSet]) -> tuple[RunSet, ...]:
         if one.settings:
             settings = dict(one.settings)
         told = words_of(settings)
-        usable = bool(settings) and len(told) <= 120
+        usable = 0 < len(settings) <= _MOST_SETTINGS and len(told) <= _LONGEST_NAME
         named.append(replace(one, settings=settings, name=told if usable else one.name))
     names = [one.name for one in named]
     return tuple(
