@@ -297,7 +297,7 @@ def test_report_on_the_command_line(noisewise: Noisewise, home: Path, tmp_path: 
     run = home / "runs" / "RobustHDP-seed0"
     code, out, err = noisewise("report", run, "-o", tmp_path / "one")
     assert (code, err) == (0, "")
-    assert out.strip() == f"1 runs: {tmp_path / 'one' / 'report.html'}"
+    assert out.strip() == f"1 run: {tmp_path / 'one' / 'report.html'}"
     cut_short(tmp_path / "more" / "WeiAvg-seed5", "WeiAvg", 5)
     code, out, err = noisewise("report", home, tmp_path / "more", "-o", tmp_path / "b", "--json")
     answer = json.loads(out)

@@ -58,4 +58,5 @@ def report_command(
     remarks = [
         f"{n} {word}" for n, word in ((unfinished, "unfinished"), (diverged, "diverged")) if n
     ]
-    typer.echo(f"{len(runs)} runs" + (f" ({', '.join(remarks)})" if remarks else "") + f": {page}")
+    count = f"{len(runs)} run" + "s" * (len(runs) != 1)
+    typer.echo(count + (f" ({', '.join(remarks)})" if remarks else "") + f": {page}")
