@@ -26,8 +26,8 @@ $(EXTRAS): requirements-extras.lock $(STAMP)
 demo: $(STAMP)   ## compare all methods on handwritten digits (about a minute)
 	$(BIN)/noisewise compare configs/demo.toml --output runs/demo
 
-test: $(STAMP)   ## all tests but the long proofs and those of the extras
-	$(BIN)/python -m pytest -m "not slow and not extras" -n 2
+test: $(STAMP)   ## all tests but the long proofs and those of the extras and of the browser
+	$(BIN)/python -m pytest -m "not slow and not extras and not browser" -n 2
 
 lint: $(STAMP)   ## ruff
 	$(BIN)/ruff check .

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from noisewise.report.figures import new_axes, save_figure
+from noisewise.report.chart import new_axes, save_figure
 from noisewise.storage import write_atomic
 
 ROOT = Path(__file__).parents[1]

@@ -198,8 +198,9 @@ def test_compare_writes_tables_and_figures(tmp_path: Path, noisewise: Noisewise)
     assert "own_parts:Median" in out.stdout
     names = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")}
     for figure in ("accuracy", "noise", "weights", "budgets"):
-        assert {f"figures/{figure}.png", f"figures/{figure}.svg"} <= names
-    assert {"config.toml", "report.md", "table.csv", "summary.json"} <= names
+        assert {f"figures/{figure}.{kind}" for kind in ("png", "svg", "pdf")} <= names
+    assert {"config.toml", "report.html", "report.md", "table.csv", "summary.json"} <= names
+    assert f"Page: {tmp_path / 'report.html'}" in out.stdout
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert [row["seeds"] for row in summary["rows"]] == [2, 2, 2]
     plain = out.stdout + out.stderr
@@ -250,7 +251,7 @@ def test_one_failing_method_does_not_take_the_others_along(
 
 
 def test_help_has_examples(noisewise: Noisewise) -> None:
-    for command in ("run", "compare", "plan", "estimate"):
+    for command in ("run", "compare", "plan", "estimate", "report"):
         assert f"noisewise {command}" in noisewise(command, "--help").stdout
     assert noisewise("--version").stdout.startswith("noisewise ")
 

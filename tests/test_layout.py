@@ -18,7 +18,7 @@ ALLOWED = {
     "training": {"data", "privacy"},
     "aggregation": {"data", "noise", "privacy"},
     "federation": {"data", "privacy", "noise", "training", "aggregation"},
-    "report": {"federation"},
+    "report": {"federation", "__version__"},
     "experiments": set(ORDER),
     "cli": {*ORDER, "display", "__version__"},
 }

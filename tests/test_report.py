@@ -91,12 +91,3 @@ def test_odd_comparisons_are_written_too(case: str, tmp_path: Path, runs: list[R
     files = write_comparison(chosen, tmp_path)
     assert all(file.stat().st_size > 0 for file in files)
     assert {"report.md", "table.csv", "summary.json"} <= {file.name for file in files}
-
-
-def test_figures_are_the_same_bytes_for_the_same_runs(
-    runs: list[RunResult], tmp_path: Path
-) -> None:
-    write_comparison(runs, tmp_path / "a")
-    write_comparison(runs, tmp_path / "b")
-    for name in ("summary.json", "report.md", "figures/weights.png"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()

@@ -1,15 +1,23 @@
-"""Progress for people: bars in a terminal, now and then a line elsewhere."""
+"""A live view of training: bars in a terminal, now and then a line elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from noisewise.experiments.runner import Job
 from noisewise.federation.results import RoundRecord
@@ -19,32 +27,57 @@ __all__ = ["ComparisonDisplay", "comparison_display", "run_display"]
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-def _console() -> Console:
-    return Console(stderr=True)
-
-
 def _bars(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=20),
         MofNCompleteColumn(),
+        TimeRemainingColumn(compact=True),
         TextColumn("{task.fields[note]}"),
-        TimeRemainingColumn(),
         console=console,
     )
 
 
+def _note(record: RoundRecord) -> str:
+    """What a round brought: accuracy, and the aggregate's noise as a multiple of the oracle's."""
+    parts = []
+    if record.accuracy is not None:
+        parts.append(f"accuracy {100 * record.mean_accuracy:.1f} %")
+    if record.noise_ratio > 0 and math.isfinite(record.noise_ratio):
+        parts.append(f"noise {record.noise_ratio:.2f} x oracle's")
+    if record.train_loss is not None and not math.isfinite(record.mean_train_loss):
+        parts.append("diverged")
+    return ", ".join(parts)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
 @dataclass
 class ComparisonDisplay:
-    """Shows the rounds of all jobs of a comparison."""
+    """Shows the rounds of all jobs of a comparison: one bar for the whole, one for each that runs.
+
+    Attributes:
+        jobs: all jobs.
+        rounds: of each.
+        bars: of a terminal; None prints lines.
+        quiet: show nothing.
+        title: of the whole.
+    """
 
     jobs: Sequence[Job]
     rounds: int
     bars: Progress | None
     quiet: bool
+    title: str = "training"
     _done: int = 0
-    _last_line: float = field(default_factory=time.monotonic)
-    _task: int | None = None
+    _begun: float | None = None
+    _last_line: float = field(default_factory=lambda: time.monotonic())
+    _tasks: dict[str, TaskID] = field(default_factory=dict)
+    _notes: dict[str, str] = field(default_factory=dict)
 
     def planning(self, done: int, total: int) -> None:
         """Budgets are being turned into noise."""
@@ -52,35 +85,58 @@ class ComparisonDisplay:
 
     def on_round(self, job: Job, record: RoundRecord) -> None:
         """A round of some job is over."""
+        if self._begun is None:
+            self._begun = time.monotonic()
         self._done += 1
-        note = f"{job.label}, seed {job.seed}: round {record.round}"
-        if record.accuracy is not None:
-            note += f", accuracy {100 * record.mean_accuracy:.1f} %"
-        self._show("training", self._done, len(self.jobs) * self.rounds, note)
+        name = f"{job.label}, seed {job.seed}"
+        # Rounds without an evaluation keep the last accuracy in view.
+        self._notes[name] = note = _note(record) if record.accuracy else self._notes.get(name, "")
+        total = len(self.jobs) * self.rounds
+        if self.bars is None or len(self.jobs) == 1:
+            words = f"{name}: round {record.round}" + (f", {note}" if note else "")
+            self._show(self.title, self._done, total, words)
+            return
+        self._show(self.title, self._done, total, "")
+        self._bar(f"  {name}", record.round, self.rounds, note)
+        if record.round == self.rounds:
+            self.bars.update(self._tasks[f"  {name}"], visible=False)
+
+    def _bar(self, what: str, done: int, total: int, note: str) -> None:
+        assert self.bars is not None
+        if what not in self._tasks:
+            self._tasks[what] = self.bars.add_task(what, total=total, note=note)
+        self.bars.update(self._tasks[what], completed=done, note=note)
 
     def _show(self, what: str, done: int, total: int, note: str) -> None:
         if self.quiet:
             return
         if self.bars is not None:
-            if self._task is None or self.bars.tasks[self._task].description != what:
-                self._task = int(self.bars.add_task(what, total=total, note=note))
-            self.bars.update(self.bars.task_ids[self._task], completed=done, note=note)
+            self._bar(what, done, total, note)
         elif done == total or time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            print(f"{what}: {done} of {total} {note}".rstrip(), file=sys.stderr, flush=True)
+            line = f"{what}: {done} of {total} {note}".rstrip()
+            if self._begun is not None and done < total and self._last_line > self._begun:
+                left = (self._last_line - self._begun) / done * (total - done)
+                line += f"; about {_clock(left)} left"
+            print(line, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def comparison_display(
-    jobs: Sequence[Job], rounds: int, *, quiet: bool = False
+    jobs: Sequence[Job],
+    rounds: int,
+    *,
+    quiet: bool = False,
+    title: str = "training",
+    console: Console | None = None,
 ) -> Iterator[ComparisonDisplay]:
     """A display for the time of a comparison; plain lines where there is no terminal."""
-    console = _console()
+    console = console or Console(stderr=True)
     if quiet or not console.is_terminal:
-        yield ComparisonDisplay(jobs, rounds, None, quiet)
+        yield ComparisonDisplay(jobs, rounds, None, quiet, title)
         return
     with _bars(console) as bars:
-        yield ComparisonDisplay(jobs, rounds, bars, quiet)
+        yield ComparisonDisplay(jobs, rounds, bars, quiet, title)
 
 
 @contextlib.contextmanager

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["cache_dir", "write_atomic"]
+__all__ = ["cache_dir", "file_lock", "write_atomic"]
 
 
 def cache_dir() -> Path:
@@ -18,6 +20,27 @@ def cache_dir() -> Path:
         return Path(named).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "noisewise"
+
+
+@contextmanager
+def file_lock(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Let one process at a time do something; the others wait, after ``on_wait`` was called.
+
+    The lock goes with the process, so a killed one leaves none behind. Where the system has no
+    such locks, nobody waits.
+    """
+    with open(path, "wb") as file:
+        try:
+            import fcntl
+        except ImportError:
+            yield
+            return
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def write_atomic(path: Path, content: bytes) -> None:

@@ -13,11 +13,11 @@ from typing import Annotated
 import typer
 
 from noisewise import __version__
-from noisewise.cli import attacks, clients, data, noise, training
+from noisewise.cli import attacks, clients, data, noise, report, training
 from noisewise.cli.common import app
 from noisewise.errors import InvalidValueError, NoisewiseError
 
-__all__ = ["app", "attacks", "clients", "data", "main", "noise", "training"]
+__all__ = ["app", "attacks", "clients", "data", "main", "noise", "report", "training"]
 
 
 @app.callback(invoke_without_command=True)

@@ -54,7 +54,7 @@ def attacks_command(
     from noisewise.experiments.config import load_config
     from noisewise.federation.results import to_json
     from noisewise.report.attacks import attack_figure, attack_text
-    from noisewise.report.figures import save_figure
+    from noisewise.report.chart import save_figure
     from noisewise.storage import write_atomic
 
     wanted = load_config(config, overrides(settings))
@@ -83,7 +83,7 @@ def attacks_command(
     )
     rows = attack_rows(outcomes)
     write_atomic(folder / "attacks.json", (to_json([asdict(r) for r in rows], indent=1)).encode())
-    png, _ = save_figure(attack_figure(rows), folder / "figures", "attacks")
+    png, *_ = save_figure(attack_figure(rows), folder / "figures", "attacks")
     if as_json:
         typer.echo(json.dumps(json.loads(to_json([asdict(row) for row in rows]))))
         return

@@ -108,5 +108,5 @@ def population_command(
     else:
         typer.echo(population_text(rows))
     if output is not None:
-        png, _ = save_figure(population_figure(rows), output, "population")
+        png, *_ = save_figure(population_figure(rows), output, "population")
         typer.echo(f"\nfigure: {png}", err=as_json)

@@ -16,11 +16,13 @@ __all__ = [
     "Config",
     "Output",
     "Set",
+    "Sweep",
     "Workers",
     "app",
     "cores",
     "output_folder",
     "overrides",
+    "swept_values",
 ]
 
 app = typer.Typer(
@@ -44,21 +46,75 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="Replace a config field: --set training.rounds=10 (repeatable)."),
 ]
+Sweep = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Replace a config field (repeatable); KEY=A,B,C compares under each value, several "
+        "such options under each combination.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
 def overrides(settings: list[str] | None) -> dict[str, Any]:
     """Read KEY=VALUE pairs; values are TOML, and a word that is not TOML is a string."""
-    found: dict[str, Any] = {}
-    for setting in settings or []:
-        key, equals, value = setting.partition("=")
-        if not equals or not key.strip():
-            raise InvalidValueError("--set", setting, "must be KEY=VALUE")
-        try:
-            found[key.strip()] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[key.strip()] = value
+    return {key: _toml_value(text) for key, text in map(_pair, settings or [])}
+
+
+def swept_values(settings: list[str] | None) -> dict[str, list[Any]]:
+    """Read KEY=VALUE or KEY=A,B,C; commas in brackets, braces or quotes belong to a value.
+
+    Example:
+        >>> swept_values(["a.b=1,2", "c=[3,4]", 'd="x,y"'])
+        {'a.b': [1, 2], 'c': [[3, 4]], 'd': ['x,y']}
+    """
+    found = {}
+    for key, text in map(_pair, settings or []):
+        pieces = _split(text)
+        values = [_toml_value(piece) for piece in pieces]
+        if len(pieces) > 1:
+            if not all(piece.strip() for piece in pieces):
+                raise InvalidValueError("--set", f"{key}={text}", "has an empty value")
+            if len({repr(value) for value in values}) < len(values):
+                raise InvalidValueError("--set", f"{key}={text}", "has a value twice")
+        found[key] = values
     return found
+
+
+def _pair(setting: str) -> tuple[str, str]:
+    key, equals, value = setting.partition("=")
+    if not equals or not key.strip():
+        raise InvalidValueError("--set", setting, "must be KEY=VALUE")
+    return key.strip(), value
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _split(text: str) -> list[str]:
+    """The text at its outermost commas."""
+    pieces, depth, quote, escaped = [""], 0, "", False
+    for letter in text:
+        if quote:
+            closes = letter == quote and not escaped
+            escaped = letter == "\\" and quote == '"' and not escaped
+            quote = "" if closes else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "[{":
+            depth += 1
+        elif letter in "]}":
+            depth -= 1
+        elif letter == "," and depth == 0:
+            pieces.append("")
+            continue
+        pieces[-1] += letter
+    return pieces
 
 
 def output_folder(output: Path | None, config: Path) -> Path:

@@ -76,7 +76,7 @@ def _draw_estimates(files: list[Path], folder: Path) -> None:
     from noisewise.aggregation.weights import inverse_variance_weights
     from noisewise.experiments.estimation import read_truth, study_estimates
     from noisewise.report import estimates
-    from noisewise.report.figures import save_figure
+    from noisewise.report.chart import save_figure
 
     if len(files) != 1:
         raise InvalidValueError("--figures", len(files), "needs one file with all updates")

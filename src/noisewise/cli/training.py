@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,12 +13,19 @@ from noisewise.cli.common import (
     Config,
     Output,
     Set,
+    Sweep,
     Workers,
     app,
     cores,
     output_folder,
     overrides,
+    swept_values,
 )
+
+if TYPE_CHECKING:
+    from noisewise.experiments.comparison import Comparison
+    from noisewise.experiments.sweep import SweepPoint
+    from noisewise.federation.results import RunResult
 
 
 @app.command("run")
@@ -83,46 +92,94 @@ def compare_command(
     ] = None,
     output: Output = None,
     workers: Workers = None,
-    settings: Set = None,
+    settings: Sweep = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train with several methods and seeds and put them side by side, with figures.
+    """Train with several methods and seeds and put them side by side, on a page with figures.
 
     Methods under one seed share the split, the initial model and the sampling. Interrupted
-    comparisons go on where they stopped.
+    comparisons go on where they stopped. A field with several values is swept: one comparison for
+    each value, each in a folder of its own, and a page over all.
 
     Examples:
       noisewise compare configs/demo.toml
 
       noisewise compare configs/demo.toml --methods RobustHDP,WeiAvg --seeds 5
-    """
-    from noisewise.display import comparison_display
-    from noisewise.experiments.comparison import compare, comparison_jobs, warm_up
-    from noisewise.experiments.config import load_config
-    from noisewise.report.comparison import write_comparison
-    from noisewise.report.explain import explain
-    from noisewise.report.tables import as_text, method_rows
 
-    wanted = load_config(config, overrides(settings))
+      noisewise compare configs/demo.toml --set training.clip_norm=0.5,1,2
+    """
+    from noisewise.experiments.sweep import sweep_points
+
     names = (
         None if methods is None else [name.strip() for name in methods.split(",") if name.strip()]
     )
-    jobs = comparison_jobs(wanted, names, seeds)
-    folder = output_folder(output, config)
-    with comparison_display(jobs, wanted.training.rounds, quiet=as_json) as display:
-        for done, total in warm_up(wanted, jobs):
+    points = sweep_points(config, swept_values(settings), names, seeds)
+    if len(points) == 1:
+        folder = output_folder(output, config)
+        outcome = _compare(points[0], folder, workers, "training", as_json)
+        if outcome.results:
+            _print_comparison(outcome.results, folder, as_json)
+        failed = bool(outcome.failures)
+    else:
+        folder = output or Path("runs") / f"{config.stem}-sweep"
+        failed = _sweep(points, folder, workers, as_json)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _compare(
+    point: SweepPoint, folder: Path, workers: int | None, title: str, quiet: bool
+) -> Comparison:
+    """Run one comparison, show how it goes, write its page and tell its failures."""
+    from noisewise.display import comparison_display
+    from noisewise.experiments.comparison import compare, warm_up
+    from noisewise.report.comparison import write_comparison
+
+    config, jobs = point.config, point.jobs
+    with comparison_display(jobs, config.training.rounds, quiet=quiet, title=title) as display:
+        for done, total in warm_up(config, jobs):
             display.planning(done, total)
         outcome = compare(
-            wanted, jobs, folder, workers=workers or cores(), on_round=display.on_round
+            config, jobs, folder, workers=workers or cores(), on_round=display.on_round
         )
     for name, fault in outcome.failures.items():
-        typer.echo(f"noisewise: {name} failed: {fault}", err=True)
+        place = f" ({point.label})" if point.settings else ""
+        typer.echo(f"noisewise: {name}{place} failed: {fault}", err=True)
     if outcome.results:
         write_comparison(outcome.results, folder)
+    return outcome
+
+
+def _print_comparison(results: Sequence[RunResult], folder: Path, as_json: bool) -> None:
+    from noisewise.report.explain import explain
+    from noisewise.report.tables import as_text, method_rows
+
+    if as_json:
+        typer.echo((folder / "summary.json").read_text())
+        return
+    typer.echo(as_text(method_rows(results)))
+    typer.echo(f"\n{explain(results)}\n\nTables, figures and runs: {folder}")
+    typer.echo(f"Page: {folder / 'report.html'}")
+
+
+def _sweep(points: Sequence[SweepPoint], folder: Path, workers: int | None, as_json: bool) -> bool:
+    """All comparisons of a sweep, then the page over them; whether any run failed."""
+    from noisewise.experiments.sweep import write_sweep
+    from noisewise.report.sweep import overview_table
+    from noisewise.report.tables import aligned
+
+    outcomes = []
+    for number, point in enumerate(points, start=1):
+        title = f"{number} of {len(points)}: {point.label}"
+        typer.echo(title, err=True)
+        place = folder / point.folder_name
+        outcomes.append(_compare(point, place, workers, f"{number}/{len(points)}", as_json))
+    if any(outcome.results for outcome in outcomes):
+        sets = write_sweep(points, [outcome.results for outcome in outcomes], folder)
         if as_json:
-            typer.echo((folder / "summary.json").read_text())
+            typer.echo((folder / "sweep.json").read_text())
         else:
-            typer.echo(as_text(method_rows(outcome.results)))
-            typer.echo(f"\n{explain(outcome.results)}\n\nTables, figures and runs: {folder}")
-    if outcome.failures:
-        raise typer.Exit(1)
+            table = overview_table(sets)
+            typer.echo(aligned(table.headings, table.rows))
+            typer.echo(f"\nTables, figures and runs: {folder}\nPage: {folder / 'report.html'}")
+    return any(outcome.failures for outcome in outcomes)

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from noisewise.data.catalogue import DatasetInfo
 from noisewise.data.layouts import ARRAYS, Arrays
 from noisewise.errors import SourceError
-from noisewise.storage import cache_dir, write_atomic
+from noisewise.storage import cache_dir, file_lock, write_atomic
 
 __all__ = [
     "clean",
@@ -54,25 +54,20 @@ def exclusive(name: str) -> Iterator[None]:
     such locks, processes may fetch the same thing twice; arrays are replaced atomically anyway.
     """
     path = dataset_folder(name).with_suffix(".lock")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "wb")  # noqa: SIM115 (held until the end of the block)
-    except OSError as error:
-        raise SourceError(
-            f"cannot write to the cache folder {path.parent} ({error}); "
-            "name another one by NOISEWISE_CACHE"
-        ) from error
-    with file:
+    with ExitStack() as stack:
         try:
-            import fcntl
-        except ImportError:
-            yield
-            return
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.warning("%s: another process is fetching it; waiting", name)
-            fcntl.flock(file, fcntl.LOCK_EX)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(
+                file_lock(
+                    path,
+                    lambda: log.warning("%s: another process is fetching it; waiting", name),
+                )
+            )
+        except OSError as error:
+            raise SourceError(
+                f"cannot write to the cache folder {path.parent} ({error}); "
+                "name another one by NOISEWISE_CACHE"
+            ) from error
         yield
 
 

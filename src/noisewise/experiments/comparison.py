@@ -15,6 +15,7 @@ from noisewise.errors import InvalidValueError
 from noisewise.experiments.config import ExperimentConfig, MethodConfig, dump_config
 from noisewise.experiments.runner import Job, run
 from noisewise.experiments.setup import make_plans, make_population
+from noisewise.experiments.tracking import check_tracking
 from noisewise.federation.results import RoundRecord, RunResult
 from noisewise.privacy.spending import spending_curve
 from noisewise.storage import write_atomic
@@ -109,6 +110,7 @@ def compare(
     that fails does not touch the others. Where the config names an executor of several workers, the
     jobs run one after the other and each spreads its clients over the workers.
     """
+    check_tracking(config)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / "config.toml", dump_config(config).encode())
     paths = [folder / "runs" / job.folder_name for job in jobs]

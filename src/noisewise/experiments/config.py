@@ -146,6 +146,17 @@ class CompareConfig(_Strict):
     seeds: Count = 3
 
 
+class TrackConfig(_Strict):
+    """Where else the figures of rounds go while they run; needs the extra ``track``.
+
+    ``tensorboard`` is a folder for event files; ``mlflow`` the address of a server (any
+    ``scheme://``), or a folder for a database of its own.
+    """
+
+    tensorboard: Annotated[str, Field(min_length=1)] | None = None
+    mlflow: Annotated[str, Field(min_length=1)] | None = None
+
+
 class ExperimentConfig(_Strict):
     """A whole experiment, as a TOML file describes it."""
 
@@ -157,6 +168,7 @@ class ExperimentConfig(_Strict):
     compare: CompareConfig = CompareConfig()
     policy: PolicyConfig = PolicyConfig()
     attacks: list[AttackConfig] = []
+    track: TrackConfig = TrackConfig()
     seed: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")

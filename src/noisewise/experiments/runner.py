@@ -19,15 +19,16 @@ from noisewise.experiments.setup import (
     make_population,
     under_policy,
 )
+from noisewise.experiments.tracking import check_tracking, run_name, tracked
 from noisewise.federation.attacks import Attack
 from noisewise.federation.results import RoundRecord, RunResult
 from noisewise.federation.settings import TrainingSettings
 from noisewise.federation.simulation import simulate
 from noisewise.federation.timing import Stopwatch
 from noisewise.plugins import load_object
-from noisewise.training.parameters import ParameterLayout
+from noisewise.training.parameters import ParameterLayout, check_model
 
-__all__ = ["Job", "run", "training_loss"]
+__all__ = ["Job", "check_runnable", "run", "training_loss"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,33 @@ def training_loss(config: ExperimentConfig) -> Callable[..., torch.Tensor]:
     return _callable(config.training.loss, "training.loss")
 
 
+def _settings(config: ExperimentConfig, method: MethodConfig) -> TrainingSettings:
+    training = config.training
+    return TrainingSettings(
+        rounds=training.rounds,
+        learning_rate=method.learning_rate or training.learning_rate,
+        participation=training.participation,
+        evaluate_every=training.evaluate_every,
+        physical_batch=training.physical_batch,
+        device=training.device,
+        loss_records=training.loss_records,
+    )
+
+
+def check_runnable(config: ExperimentConfig, job: Job) -> None:
+    """Make all that a job names, but train nothing: a wrong value shows now, not after an hour.
+
+    Raises:
+        InvalidValueError: what `run` would raise.
+    """
+    check_tracking(config)
+    make_population(config, job.seed)
+    check_model(make_initial_model(config, job.seed))
+    _settings(config, job.method)
+    training_loss(config)
+    _callable(config.training.metric, "training.metric")
+
+
 def run(
     config: ExperimentConfig,
     job: Job,
@@ -80,33 +108,29 @@ def run(
     method = _method(job.method, job.label)
     own_budgets = _method(MethodConfig(name="DPFedAvg"), "own budgets")
     plans, model = make_plans(config, clients, method), make_initial_model(config, job.seed)
-    rate = job.method.learning_rate or training.learning_rate
+    settings = _settings(config, job.method)
     size = ParameterLayout.of(model).size
-    method, floor = under_policy(config, method, plans, size, rate)
-    return simulate(
-        clients,
-        plans,
-        method,
-        model,
-        TrainingSettings(
-            rounds=training.rounds,
-            learning_rate=rate,
-            participation=training.participation,
-            evaluate_every=training.evaluate_every,
-            physical_batch=training.physical_batch,
-            device=training.device,
-            loss_records=training.loss_records,
-        ),
-        seed=job.seed,
-        loss=training_loss(config),
-        metric=_callable(training.metric, "training.metric"),
-        workers=workers,
-        executor=training.executor,
-        ray_address=training.ray_address,
-        folder=folder,
-        reference_plans=make_plans(config, clients, own_budgets),
-        attacks=[Attack(a.kind, tuple(a.clients), a.strength) for a in config.attacks],
-        noise_floor=floor,
-        on_round=on_round,
-        clock=clock,
-    )
+    method, floor = under_policy(config, method, plans, size, settings.learning_rate)
+    facts = {"method": job.label, "seed": job.seed}
+    with tracked(config, run_name(folder, job.folder_name), on_round, facts) as listener:
+        result = simulate(
+            clients,
+            plans,
+            method,
+            model,
+            settings,
+            seed=job.seed,
+            loss=training_loss(config),
+            metric=_callable(training.metric, "training.metric"),
+            workers=workers,
+            executor=training.executor,
+            ray_address=training.ray_address,
+            folder=folder,
+            reference_plans=make_plans(config, clients, own_budgets),
+            attacks=[Attack(a.kind, tuple(a.clients), a.strength) for a in config.attacks],
+            noise_floor=floor,
+            on_round=listener.on_round,
+            clock=clock,
+        )
+        listener.end(result)
+    return result

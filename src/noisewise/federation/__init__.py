@@ -1,7 +1,7 @@
 """The round loop, its executors, checkpoints and results."""
 
 from noisewise.federation.clients import Client, make_clients
-from noisewise.federation.results import RoundRecord, RunResult, load_result
+from noisewise.federation.results import RoundRecord, RunResult, load_result, load_run
 from noisewise.federation.settings import TrainingSettings
 from noisewise.federation.simulation import simulate
 
@@ -11,6 +11,7 @@ __all__ = [
     "RunResult",
     "TrainingSettings",
     "load_result",
+    "load_run",
     "make_clients",
     "simulate",
 ]

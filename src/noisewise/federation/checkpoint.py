@@ -26,7 +26,7 @@ from torch import Tensor
 
 from noisewise.aggregation.base import State
 from noisewise.errors import InvalidValueError
-from noisewise.federation.results import RoundRecord, to_json
+from noisewise.federation.results import RoundRecord, read_record, to_json
 from noisewise.storage import write_atomic
 
 __all__ = ["RunFolder", "Snapshot"]
@@ -83,6 +83,11 @@ class RunFolder:
     def result_file(self) -> Path:
         """Summary, written when the run has ended."""
         return self.path / "result.json"
+
+    @property
+    def start_file(self) -> Path:
+        """What is known of the run before its first round, for reports on unfinished runs."""
+        return self.path / "run.json"
 
     def save(self, snapshot: Snapshot, record: RoundRecord) -> None:
         """Append the round's record, then write the checkpoint that includes it."""
@@ -172,7 +177,7 @@ class RunFolder:
         }
         state |= {name: np.array(items, dtype=np.str_) for name, items in header["words"].items()}
         self._length, self._digest = header["records_length"], digest
-        records = tuple(RoundRecord(**json.loads(line)) for line in lines.splitlines())
+        records = tuple(read_record(line) for line in lines.splitlines())
         snapshot = Snapshot(
             header["round"],
             tensors["theta"],

@@ -13,9 +13,19 @@ import numpy as np
 
 from noisewise.errors import InvalidValueError
 
-__all__ = ["AttackRow", "ClientRow", "RoundRecord", "RunResult", "Status", "load_result", "to_json"]
+__all__ = [
+    "AttackRow",
+    "ClientRow",
+    "RoundRecord",
+    "RunResult",
+    "Status",
+    "load_result",
+    "load_run",
+    "read_record",
+    "to_json",
+]
 
-Status = Literal["finished", "diverged", "budgets_spent"]
+Status = Literal["finished", "diverged", "budgets_spent", "unfinished"]
 
 
 def _plain(value: Any) -> Any:
@@ -134,7 +144,7 @@ class RoundRecord:
     def mean_train_loss(self) -> float:
         """Mean over clients; NaN where unknown or not finite."""
         losses = [] if self.train_loss is None else list(self.train_loss.values())
-        return math.nan if not losses or None in losses else float(np.mean(losses))
+        return float(np.mean(losses)) if losses else math.nan
 
     @property
     def noise_ratio(self) -> float:
@@ -154,7 +164,8 @@ class RunResult:
         method: its name.
         seed: of split, initial model, sampling and noise.
         status: ``finished``, ``diverged`` (parameters or loss left the finite numbers) or
-            ``budgets_spent`` (nobody was left to take part).
+            ``budgets_spent`` (nobody was left to take part); ``unfinished`` when it was read from
+            the folder of a run that has not ended.
         rounds: the records, in order.
         clients: settings of each client by id: n_examples, batch_size, epsilon, delta, ...
         guarantee: overall (epsilon, delta) of the run, None without privacy.
@@ -190,6 +201,15 @@ class RunResult:
         if last is None or last.accuracy is None:
             return math.nan
         return float(np.std(list(last.accuracy.values())))
+
+    @property
+    def worst_tenth_accuracy(self) -> float:
+        """Mean accuracy of the worst tenth of the clients (at least one)."""
+        last = self.last_evaluated
+        if last is None or last.accuracy is None:
+            return math.nan
+        scores = sorted(last.accuracy.values())
+        return float(np.mean(scores[: math.ceil(len(scores) / 10)]))
 
     @property
     def smallest_client_accuracy(self) -> float:
@@ -238,23 +258,62 @@ class RunResult:
         }
 
 
+def read_record(line: str | bytes) -> RoundRecord:
+    """A record from its line of ``rounds.jsonl``; null stands for a number that was not finite.
+
+    Only in ``epsilon_spent`` does it mean what it says: no privacy, so no epsilon.
+    """
+    fields = json.loads(line)
+    for name, value in fields.items():
+        if isinstance(value, dict) and name not in ("epsilon_spent", "dropped"):
+            fields[name] = {k: math.nan if v is None else v for k, v in value.items()}
+    return RoundRecord(**fields)
+
+
+def _from_summary(summary: Mapping[str, Any], records: tuple[RoundRecord, ...]) -> RunResult:
+    return RunResult(
+        method=summary["method"],
+        seed=summary["seed"],
+        status=summary["status"],
+        rounds=records,
+        clients=summary["clients"],
+        guarantee=summary["guarantee"],
+        settings=summary["settings"],
+        needs=tuple(summary["needs"]),
+    )
+
+
 def load_result(folder: Path) -> RunResult:
     """Read a finished run back from its folder (``result.json`` and ``rounds.jsonl``)."""
     try:
         summary = json.loads((folder / "result.json").read_text())
         lines = (folder / "rounds.jsonl").read_text().splitlines()
-        records = tuple(RoundRecord(**json.loads(line)) for line in lines)
-        return RunResult(
-            method=summary["method"],
-            seed=summary["seed"],
-            status=summary["status"],
-            rounds=records,
-            clients=summary["clients"],
-            guarantee=summary["guarantee"],
-            settings=summary["settings"],
-            needs=tuple(summary["needs"]),
-        )
+        return _from_summary(summary, tuple(read_record(line) for line in lines))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidValueError(
             "folder", str(folder), f"must hold a finished run ({type(error).__name__}: {error})"
+        ) from error
+
+
+def load_run(folder: Path) -> RunResult:
+    """Read a run, finished or not; of an unfinished one, the rounds that are whole.
+
+    Raises:
+        InvalidValueError: if there is no run, or one that an older version has only begun.
+    """
+    if (folder / "result.json").exists():
+        return load_result(folder)
+    records = []
+    try:
+        summary = json.loads((folder / "run.json").read_text())
+        if (folder / "rounds.jsonl").exists():
+            for line in (folder / "rounds.jsonl").read_bytes().splitlines(keepends=True):
+                if line.endswith(b"\n"):  # else a round was being written, or a crash cut it
+                    records.append(read_record(line))
+        return _from_summary(summary, tuple(records))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidValueError(
+            "folder",
+            str(folder),
+            f"must hold a run, with result.json or run.json ({type(error).__name__}: {error})",
         ) from error

@@ -168,6 +168,9 @@ def _all_rounds(
         snapshot, records = resumed[0], list(resumed[1])
         average = None if snapshot.average is None else snapshot.average.to(theta)
         snapshot = replace(snapshot, theta=snapshot.theta.to(theta), average=average)
+    if files:
+        start = _result(federation, (), "unfinished").summary()
+        write_atomic(files.start_file, (to_json(start, indent=1) + "\n").encode())
     for record in records:
         if on_round:
             on_round(record)

@@ -1,4 +1,4 @@
-"""`write_comparison`: everything that a comparison leaves for people, in one folder."""
+"""`write_comparison` and `write_report`: everything that runs leave for people, in one folder."""
 
 from __future__ import annotations
 
@@ -7,55 +7,103 @@ from dataclasses import asdict
 from pathlib import Path
 
 from noisewise.federation.results import RunResult, to_json
+from noisewise.report.chart import Chart, save_figure, settle
+from noisewise.report.client_figures import budget_chart, estimate_chart, fairness_chart
 from noisewise.report.explain import explain
-from noisewise.report.figures import (
-    accuracy_figure,
-    budget_figure,
-    noise_figure,
-    save_figure,
-    weights_figure,
-)
+from noisewise.report.figures import accuracy_chart, noise_chart, weights_chart
+from noisewise.report.page import Section, render_page
+from noisewise.report.sources import RunSet, read_timings
+from noisewise.report.sweep import overview_chart, overview_csv, overview_table
 from noisewise.report.tables import as_csv, as_markdown, method_rows
 from noisewise.storage import write_atomic
 
-__all__ = ["write_comparison"]
+__all__ = ["charts_of", "write_comparison", "write_report"]
+
+_MAKERS = (
+    accuracy_chart, noise_chart, weights_chart, estimate_chart, budget_chart, fairness_chart,
+)  # fmt: skip
+
+
+def charts_of(results: Sequence[RunResult]) -> tuple[Chart, ...]:
+    """Every chart that the runs have data for."""
+    charts = [chart for make in _MAKERS if (chart := make(results)) is not None]
+    for chart in charts:
+        settle(chart.figure)
+    return tuple(charts)
 
 
 def write_comparison(results: Sequence[RunResult], folder: Path | str) -> tuple[Path, ...]:
-    """Write tables (Markdown, CSV, JSON), the explanation and figures (PNG, SVG).
+    """Write the page, tables (Markdown, CSV, JSON) and figures (PNG, SVG, PDF) of runs.
 
     Args:
         results: runs of one or more methods over one or more seeds.
-        folder: where to.
+        folder: where to; a ``config.toml`` and the timing of runs that lie there are shown too.
 
     Returns:
         The files.
     """
     folder = Path(folder)
-    rows = method_rows(results)
-    figures = folder / "figures"
-    written = [
-        *save_figure(accuracy_figure(results), figures, "accuracy"),
-        *save_figure(noise_figure(results), figures, "noise"),
-        *save_figure(weights_figure(results), figures, "weights"),
-    ]
-    private = next((result for result in results if result.guarantee is not None), None)
-    if private is not None:
-        written += save_figure(budget_figure(private), figures, "budgets")
-    pictures = "\n".join(
-        f"![{path.stem}](figures/{path.name})" for path in written if path.suffix == ".png"
+    config = folder / "config.toml"
+    homes = [folder, *sorted((folder / "runs").glob("*"))]
+    runs = RunSet(
+        tuple(results),
+        config=config.read_text(errors="replace") if config.is_file() else "",
+        timings=read_timings({path.name: path for path in homes if path.is_dir()}),
     )
-    page = f"# Comparison\n\n{as_markdown(rows)}\n\n{explain(results)}\n\n{pictures}\n"
-    texts = {
-        "report.md": page,
-        "table.csv": as_csv(rows),
-        "summary.json": to_json(
-            {"rows": [asdict(row) for row in rows], "runs": [r.summary() for r in results]},
-            indent=1,
-        )
-        + "\n",
-    }
+    return write_report([runs], folder)
+
+
+def write_report(
+    sets: Sequence[RunSet],
+    folder: Path,
+    *,
+    title: str = "Comparison",
+    notes: Sequence[str] = (),
+    draw_parts: bool = True,
+) -> tuple[Path, ...]:
+    """Write one page over one or several sets of runs, with tables and figures.
+
+    Args:
+        sets: each a comparison of its own.
+        folder: where to.
+        title: of the page.
+        notes: lines about runs that are not in it.
+        draw_parts: whether figures of each of several sets become files too.
+
+    Returns:
+        The files; ``report.html`` is the first.
+    """
+    sections = [Section(one, charts_of(one.results)) for one in sets]
+    single = len(sets) == 1
+    written: list[Path] = []
+    for section in sections if single or draw_parts else ():
+        place = folder / "figures" if single else folder / "figures" / section.runs.slug
+        for chart in section.charts:
+            written += save_figure(chart.figure, place, chart.name)
+    texts: dict[str, str] = {}
+    overview = None
+    if single:
+        texts |= _tables(sets[0].results, sections[0].charts)
+    else:
+        overview = (overview_chart(sets), overview_table(sets))
+        written += save_figure(overview[0].figure, folder / "figures", overview[0].name)
+        texts["sweep.csv"] = overview_csv(sets)
+    texts["report.html"] = render_page(title, sections, overview, notes)
     for name, text in texts.items():
         write_atomic(folder / name, text.encode())
-        written.append(folder / name)
-    return tuple(written)
+    files = [folder / name for name in texts]
+    return (files[-1], *written, *files[:-1])
+
+
+def _tables(results: Sequence[RunResult], charts: Sequence[Chart]) -> dict[str, str]:
+    """The texts beside the page of one comparison."""
+    rows = method_rows(results)
+    pictures = "\n\n".join(
+        f"## {c.title}\n\n![{c.title}](figures/{c.name}.png)\n\n{c.caption}" for c in charts
+    )
+    summary = {"rows": [asdict(row) for row in rows], "runs": [r.summary() for r in results]}
+    return {
+        "report.md": f"# Comparison\n\n{as_markdown(rows)}\n\n{explain(results)}\n\n{pictures}\n",
+        "table.csv": as_csv(rows),
+        "summary.json": to_json(summary, indent=1) + "\n",
+    }

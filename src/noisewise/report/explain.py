@@ -22,9 +22,9 @@ def explain(results: Sequence[RunResult]) -> str:
 
 def _noise_levels(results: Sequence[RunResult]) -> str:
     run = next((r for r in results if _private(r) and r.method != "MinEpsilon" and r.rounds), None)
-    if run is None:
+    noise = run.rounds[0].true_noise if run is not None else {}
+    if run is None or not noise or not all(0 < v < math.inf for v in noise.values()):
         return ""
-    noise = run.rounds[0].true_noise
     epsilons = [client["epsilon"] for client in run.clients.values()]
     factor = max(noise.values()) / min(noise.values())
     return (

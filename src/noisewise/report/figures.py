@@ -1,210 +1,271 @@
-"""Figures of a comparison, each saved as PNG and SVG; colours are safe for colour-blind eyes."""
+"""Charts of a comparison: accuracy over rounds, noise, weights."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
 
 from noisewise.federation.results import RunResult
-from noisewise.report.tables import method_rows
+from noisewise.report.chart import (
+    FONT_SIZE,
+    GRID,
+    INK,
+    MUTED,
+    Chart,
+    Table,
+    add_tips,
+    label_ends,
+    method_looks,
+    new_axes,
+)
+from noisewise.report.tables import by_method, method_rows
 
-__all__ = [
-    "accuracy_figure",
-    "budget_figure",
-    "new_axes",
-    "noise_figure",
-    "save_figure",
-    "weights_figure",
-]
+__all__ = ["accuracy_chart", "noise_chart", "plain_numbers", "weights_chart"]
 
-# Okabe and Ito's palette; the oracle and the non-private reference are grey and black.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8C6D31")
-_REFERENCE = {"Oracle": "#777777", "FedAvg": "#000000"}
-
-
-def _methods(results: Sequence[RunResult]) -> dict[str, list[RunResult]]:
-    grouped: dict[str, list[RunResult]] = {}
-    for result in results:
-        grouped.setdefault(result.method, []).append(result)
-    return grouped
+_MOST_TIPS = 40
 
 
-def _colours(results: Sequence[RunResult]) -> dict[str, str]:
-    """One colour for each method, the same in every figure of a comparison."""
-    methods = list(_methods(results))
-    own = [method for method in methods if method not in _REFERENCE]
-    palette = {method: _COLOURS[k % len(_COLOURS)] for k, method in enumerate(own)}
-    return palette | {m: c for m, c in _REFERENCE.items() if m in methods}
+def plain_numbers(axes: Axes, which: str) -> None:
+    """Numbers such as 0.2 and 50 on a logarithmic axis, not powers of ten."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    low, high = sorted(axes.get_xlim() if which == "x" else axes.get_ylim())
+    shown = "25" if high < 300 * low else ""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(
+        FuncFormatter(lambda value, _: f"{value:g}" if shown and f"{value:e}"[0] in shown else "")
+    )
 
 
-def new_axes(width: float = 8.0, height: float = 4.5) -> tuple[Figure, Axes]:
-    """An empty figure without global state, in the style of all others."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+def _curves(runs: Sequence[RunResult]) -> tuple[list[int], NDArray[np.float64]]:
+    """Evaluated rounds that all runs have, and [runs, rounds] accuracies in percent."""
+    curves = [
+        {r.round: 100 * r.mean_accuracy for r in run.rounds if math.isfinite(r.mean_accuracy)}
+        for run in runs
+    ]
+    curves = [curve for curve in curves if curve]
+    rounds = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
+    return rounds, np.array([[curve[r] for r in rounds] for curve in curves])
 
 
-def _spread_labels(
-    axes: Axes, ends: Mapping[str, tuple[float, float]], colours: Mapping[str, str]
-) -> None:
-    """Write each line's name at its end, moved apart where they would collide."""
-    low, high = axes.get_ylim()
-    gap = (high - low) * 0.052
-    placed = -math.inf
-    for name, (x, y) in sorted(ends.items(), key=lambda item: item[1][1]):
-        placed = max(y, placed + gap)
-        axes.annotate(
-            name,
-            xy=(x, y),
-            xytext=(x * 1.02, placed),
-            color=colours[name],
-            va="center",
-            fontsize=9,
-            annotation_clip=False,
-        )
-
-
-def accuracy_figure(results: Sequence[RunResult]) -> Figure:
+def accuracy_chart(results: Sequence[RunResult]) -> Chart:
     """Mean held-out accuracy over rounds, one line a method, with the range over seeds."""
     figure, axes = new_axes()
-    grouped = _methods(results)
-    colours = _colours(results)
-    ends = {}
+    grouped = by_method(results)
+    looks = method_looks(list(grouped))
+    ends: dict[str, tuple[float, float]] = {}
+    tips: dict[str, tuple[str, ...]] = {}
+    means: dict[str, dict[int, str]] = {}
+    lines: dict[str, tuple[list[int], list[float]]] = {}
     for method, runs in grouped.items():
-        curves = [
-            {r.round: 100 * r.mean_accuracy for r in run.rounds if r.accuracy is not None}
-            for run in runs
-        ]
-        rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
+        rounds, values = _curves(runs)
         if not rounds:
             continue
-        values = np.array([[curve[r] for r in rounds] for curve in curves])
-        style = "--" if method in _REFERENCE else "-"
-        axes.plot(rounds, values.mean(axis=0), style, color=colours[method], lw=1.8)
-        axes.fill_between(
-            rounds, values.min(axis=0), values.max(axis=0), color=colours[method], alpha=0.13, lw=0
+        mean, low, high = values.mean(axis=0), values.min(axis=0), values.max(axis=0)
+        look = looks[method]
+        axes.plot(rounds, mean, look.line, color=look.colour, lw=1.8)
+        if len(values) > 1:
+            axes.fill_between(rounds, low, high, color=look.colour, alpha=0.14, lw=0)
+        ends[method] = (rounds[-1], float(mean[-1]))
+        means[method] = {
+            r: f"{m:.1f}" + (f" ({a:.1f} to {b:.1f})" if len(values) > 1 else "")
+            for r, m, a, b in zip(rounds, mean, low, high, strict=True)
+        }
+        step = math.ceil(len(rounds) / _MOST_TIPS)
+        lines[method] = (rounds[::step], list(mean[::step]))
+    for number, (rounds, places) in enumerate(lines.values()):
+        # Lines lie close together, so that each mark tells the whole round.
+        add_tips(axes, str(number), rounds, places)
+        tips[str(number)] = tuple(
+            "\n".join([f"round {r}", *(f"{m}: {c[r]} %" for m, c in means.items() if r in c)])
+            for r in rounds
         )
-        ends[method] = (rounds[-1], float(values.mean(axis=0)[-1]))
     axes.set_xlabel("round")
     axes.set_ylabel("accuracy on held-out records [%]")
-    axes.grid(axis="y", alpha=0.25)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.01)
-    _spread_labels(axes, ends, colours)
+    label_ends(axes, ends, {method: look.text for method, look in looks.items()})
+    every = sorted({r for column in means.values() for r in column})
     seeds = max((len(runs) for runs in grouped.values()), default=0)
-    axes.set_title(f"Mean over clients; bands: range over {seeds} seed(s)", fontsize=10, loc="left")
-    return figure
+    band = f"; bands are the range over {seeds} seeds" if seeds > 1 else ""
+    rows = tuple((str(r), *(means[m].get(r, "") for m in means)) for r in every)
+    return Chart(
+        "accuracy",
+        "Accuracy over rounds",
+        f"Mean over the clients of the accuracy on their held-out records{band}. Dashed lines are "
+        "references: FedAvg has no privacy, Oracle knows the true noise.",
+        figure,
+        Table(("round", *(f"{method} [%]" for method in means)), rows),
+        tips,
+    )
 
 
-def noise_figure(results: Sequence[RunResult]) -> Figure:
-    """Accuracy against the noise of the aggregate: less noise at the same privacy is the point."""
-    figure, axes = new_axes(7.0, 4.2)
-    rows = [r for r in method_rows(results) if math.isfinite(r.noise_ratio) and r.noise_ratio > 0]
-    colours = _colours(results)
-    for row in rows:
-        spread = 100 * row.spread if math.isfinite(row.spread) else 0.0
+def noise_chart(results: Sequence[RunResult]) -> Chart | None:
+    """Accuracy against the noise of the aggregate; None where no method has a known noise."""
+    rows = [
+        row
+        for row in method_rows(results)
+        if math.isfinite(row.noise_ratio) and row.noise_ratio > 0 and math.isfinite(row.accuracy)
+    ]
+    if not rows:
+        return None
+    figure, axes = new_axes(grid="both")
+    looks = method_looks(list(by_method(results)))
+    tips: dict[str, tuple[str, ...]] = {}
+    for number, row in enumerate(rows):
+        error = 100 * row.standard_error if math.isfinite(row.standard_error) else 0.0
         point = (row.noise_ratio, 100 * row.accuracy)
-        axes.errorbar(*point, yerr=spread, fmt="o", color=colours[row.method])
-        below = row.method in _REFERENCE  # a good method lands on the oracle: keep names apart
+        look = looks[row.method]
+        marker = "_" if look.marker == "|" else look.marker
+        axes.errorbar(
+            *point, yerr=error, fmt=marker, ms=14 if marker == "_" else 6, color=look.colour
+        )
+        below = row.method == "Oracle"  # a good method lands on the oracle: keep names apart
         axes.annotate(
             row.method,
             point,
-            xytext=(8, -12 if below else 5),
+            xytext=(8, -13 if below else 5),
             textcoords="offset points",
-            color=colours[row.method],
-            fontsize=9,
+            color=look.text,
+            fontsize=FONT_SIZE,
         )
+        tips[str(number)] = (f"{row.method}: {row.accuracy_words()}, noise {row.noise_ratio:.4g}",)
+        add_tips(axes, str(number), [point[0]], [point[1]])
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(
-        FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
+    axes.margins(x=0.2, y=0.15)
+    plain_numbers(axes, "x")
+    axes.set_xlabel("noise of the aggregated update / oracle's (log scale)")
+    axes.set_ylabel("final accuracy [%]")
+    return Chart(
+        "noise",
+        "Accuracy against noise",
+        "How much noise a method lets into the new model, as a multiple of the least that any "
+        "weights reach at the same budgets (1 is perfect). Bars: standard error over seeds. "
+        "Methods without a closed form (PFA) or without noise (FedAvg) are not shown.",
+        figure,
+        Table(
+            ("method", "noise / oracle's", "accuracy ± standard error"),
+            tuple((r.method, f"{r.noise_ratio:.4g}", r.accuracy_words()) for r in rows),
+        ),
+        tips,
     )
-    axes.set_xlabel("noise in the aggregated update, relative to the oracle's (log scale)")
-    axes.set_ylabel("final accuracy [%], mean and deviation over seeds")
-    axes.margins(x=0.15, y=0.15)
-    axes.grid(alpha=0.25)
-    return figure
 
 
-def weights_figure(results: Sequence[RunResult]) -> Figure:
-    """Weight of each client under each method; clients sorted by the true noise of an update.
-
-    Methods with the same weights (WeiAvg and PFA) share their marks.
-    """
-    figure, axes = new_axes(8.5, 4.5)
-    colours = _colours(results)
-    first = {
-        run.method: run.rounds[0]
-        for run in reversed(results)
-        if run.rounds and any(run.rounds[0].true_noise.values())
+def _mean_weights(run: RunResult) -> dict[str, float]:
+    """Each client's weight in percent, mean over the rounds (0 where it took no part)."""
+    return {
+        client: 100 * float(np.mean([r.weights.get(client, 0.0) for r in run.rounds]))
+        for client in run.clients
     }
-    if not first:
-        return figure
-    noise = first.get("Oracle", next(iter(first.values()))).true_noise
-    order = sorted(noise, key=lambda client: noise[client])
+
+
+def _own_budgets(results: Sequence[RunResult]) -> RunResult | None:
+    """A run whose clients spend their own budgets, for the oracle's view of the noise."""
+    able = [r for r in results if r.guarantee is not None and r.rounds and r.rounds[0].true_noise]
+    own = [r for r in able if all(c["planned_epsilon"] == c["epsilon"] for c in r.clients.values())]
+    return next(iter([r for r in own if r.method == "Oracle"] + own + able), None)
+
+
+def _oracle_weights(run: RunResult) -> dict[str, float]:
+    """Weights in percent that perfect knowledge of the noise gives, mean over rounds."""
+    sums = dict.fromkeys(run.clients, 0.0)
+    for record in run.rounds:
+        inverse = {c: 1 / v for c, v in record.true_noise.items() if v > 0 and math.isfinite(v)}
+        total = sum(inverse.values())
+        for client, value in inverse.items():
+            sums[client] += 100 * value / total / len(run.rounds)
+    return sums
+
+
+def _shared_weights(
+    results: Sequence[RunResult], seed: int, order: Sequence[str]
+) -> dict[tuple[float, ...], list[str]]:
+    """Weights of the clients in order -> the private methods that have them under a seed."""
     shared: dict[tuple[float, ...], list[str]] = {}
-    for method in _methods(results):
-        if method in first:
-            weights = tuple(round(100 * first[method].weights.get(c, 0.0), 9) for c in order)
-            shared.setdefault(weights, []).append(method)
-    for weights, methods in shared.items():
-        reference = methods[0] in _REFERENCE
-        axes.plot(
-            range(len(order)),
-            weights,
-            "_" if reference else "o",
-            ms=16 if reference else 5.5,
-            mew=2.0 if reference else 0.0,
-            color=colours[methods[0]],
-            label=", ".join(methods),
-        )
-    clients = results[0].clients
-    labels = [
-        f"{clients[c]['epsilon']:g}\n{clients[c]['batch_size']}\n{clients[c]['n_examples']}"
-        for c in order
-    ]
-    axes.set_xticks(range(len(order)), labels, fontsize=8)
-    axes.set_xlabel(
-        "epsilon, batch size and records of each client; least noisy update on the left"
+    for method, runs in by_method(results).items():
+        run = next((r for r in runs if r.seed == seed and r.rounds), None)
+        if run is not None and run.guarantee is not None and method != "Oracle":
+            weights = _mean_weights(run)
+            shared.setdefault(tuple(round(weights[c], 9) for c in order), []).append(method)
+    return shared
+
+
+def weights_chart(results: Sequence[RunResult]) -> Chart | None:
+    """Weight of each client under each method beside the oracle's; None without private runs.
+
+    One row a client, least noisy first. Methods with the same weights share their marks.
+    """
+    reference = _own_budgets(results)
+    if reference is None:
+        return None
+    oracle = _oracle_weights(reference)
+    order = sorted(oracle, key=lambda client: -oracle[client])
+    shared = _shared_weights(results, reference.seed, order)
+    named = {
+        c: f"ε {settings['epsilon']:g}, b {settings['batch_size']}, N {settings['n_examples']}"
+        for c, settings in ((c, reference.clients[c]) for c in order)
+    }
+    best = tuple(oracle[c] for c in order)
+    figure, tips = _draw_weights(results, best, shared, named)
+    columns = {"oracle": best} | {", ".join(methods): w for w, methods in shared.items()}
+    rows = tuple(
+        (c, named[c], *(f"{column[k]:.2f}" for column in columns.values()))
+        for k, c in enumerate(order)
     )
-    axes.set_ylabel("aggregation weight in round 1 [%]")
-    axes.grid(axis="y", alpha=0.25)
-    axes.legend(frameon=False, fontsize=9)
-    return figure
+    return Chart(
+        "weights",
+        "Whose update counts",
+        f"Weight of each client under seed {reference.seed}, least noisy update on top (ε: its "
+        "budget, b: batch size, N: training records). The grey bar is what perfect knowledge of "
+        "the noise would give.",
+        figure,
+        Table(("client", "settings", *(f"{name} [%]" for name in columns)), rows),
+        tips,
+    )
 
 
-def budget_figure(result: RunResult) -> Figure:
-    """Epsilon that each client spent, beside its budget."""
-    figure, axes = new_axes(8.0, 4.0)
-    ids = list(result.clients)
-    planned = [result.clients[client]["planned_epsilon"] or math.nan for client in ids]
-    spent = [result.epsilon_spent.get(client) or math.nan for client in ids]
-    places = np.arange(len(ids))
-    axes.plot(places, planned, "_", ms=18, mew=2.5, color="#777777", label="budget")
-    axes.plot(places, spent, "o", ms=6, color=_COLOURS[0], label="spent")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.grid(axis="y", alpha=0.25)
-    axes.set_xticks(places, ids, rotation=60, ha="right", fontsize=7)
-    axes.set_ylabel(f"epsilon at the client's delta ({result.settings['accountant']})")
-    axes.set_title(f"{result.method}, after {len(result.rounds)} rounds", fontsize=10, loc="left")
-    axes.legend(frameon=False, fontsize=9)
-    return figure
+def _draw_weights(
+    results: Sequence[RunResult],
+    oracle: tuple[float, ...],
+    shared: Mapping[tuple[float, ...], Sequence[str]],
+    named: Mapping[str, str],
+) -> tuple[Figure, dict[str, tuple[str, ...]]]:
+    """One row a client, one mark a method; and the tips of the marks."""
+    small = len(named) > 30
+    figure, axes = new_axes(4.8, 1.8 + (0.16 if small else 0.22) * len(named), grid="x")
+    looks = method_looks(list(by_method(results)))
+    places = np.arange(len(named))
+    tips: dict[str, tuple[str, ...]] = {}
 
+    def draw(label: str, values: tuple[float, ...], shift: float, **style: Any) -> None:
+        axes.plot(values, places + shift, ls="", label=label, **style)
+        add_tips(axes, str(len(tips)), values, list(places + shift))
+        tips[str(len(tips))] = tuple(
+            f"{label}: {value:.2f} % for {client} ({words})"
+            for value, (client, words) in zip(values, named.items(), strict=True)
+        )
 
-def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
-    """Write ``name.png`` and ``name.svg``; the same figure gives the same bytes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    png, svg = folder / f"{name}.png", folder / f"{name}.svg"
-    figure.savefig(png, dpi=150)
-    figure.savefig(svg, metadata={"Date": None})
-    return png, svg
+    for place in places[1::2]:
+        axes.axhspan(place - 0.5, place + 0.5, color=GRID, alpha=0.35, lw=0)
+    draw("oracle", oracle, 0, marker="|", ms=9 if small else 13, mew=2.2, color=MUTED)
+    for number, (weights, methods) in enumerate(shared.items()):
+        look = looks[methods[0]]
+        shift = 0.56 * ((number + 0.5) / len(shared) - 0.5)
+        style = {"marker": look.marker, "ms": 4.5, "mew": 0, "color": look.colour}
+        draw(", ".join(methods), weights, shift, **style)
+    axes.set_yticks(places, list(named.values()), fontsize=8.0 if small else 8.5, color=INK)
+    axes.set_ylim(len(named) - 0.4, -0.6)
+    axes.set_xlim(left=-0.025 * max(map(max, [oracle, *shared])))
+    axes.set_xlabel("aggregation weight [%], mean over rounds")
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside upper center", ncols=3, frameon=False, labelcolor=INK,
+        fontsize=FONT_SIZE, columnspacing=1.2, handletextpad=0.3,
+    )  # fmt: skip
+    return figure, tips

@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from noisewise.federation.results import ClientRow
-from noisewise.report.figures import save_figure
+from noisewise.report.chart import save_figure
 
 __all__ = ["population_figure", "population_text", "save_figure"]
 

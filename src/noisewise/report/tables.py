@@ -12,7 +12,7 @@ import numpy as np
 
 from noisewise.federation.results import RunResult
 
-__all__ = ["MethodRow", "as_csv", "as_markdown", "as_text", "method_rows"]
+__all__ = ["MethodRow", "aligned", "as_csv", "as_markdown", "as_text", "by_method", "method_rows"]
 
 HEADINGS = ("method", "accuracy", "noise / oracle's", "largest epsilon", "told to the server")
 
@@ -30,6 +30,9 @@ class MethodRow:
         largest_epsilon: spent by any client; inf without privacy.
         needs: what the server had to be told.
         diverged: how many runs diverged.
+        unfinished: how many runs have not ended; they count with the rounds that they have.
+        seed_numbers: which seeds.
+        scores: accuracy under each of them.
     """
 
     method: str
@@ -40,14 +43,36 @@ class MethodRow:
     largest_epsilon: float
     needs: tuple[str, ...]
     diverged: int
+    unfinished: int = 0
+    seed_numbers: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+
+    @property
+    def standard_error(self) -> float:
+        """Of the mean over seeds; NaN for one seed."""
+        return self.spread / math.sqrt(self.seeds)
+
+    def accuracy_words(self) -> str:
+        """Mean and standard error in percent."""
+        if not math.isfinite(self.accuracy):
+            return "none"
+        mean = f"{100 * self.accuracy:.1f}"
+        if math.isfinite(self.standard_error):
+            mean += f" ± {100 * self.standard_error:.1f}"
+        return mean + " %"
+
+    def remarks(self) -> str:
+        """What a reader must know about the runs before believing the mean."""
+        counts = {"diverged": self.diverged, "unfinished": self.unfinished}
+        return ", ".join(f"{n} of {self.seeds} {word}" for word, n in counts.items() if n)
 
     def cells(self) -> tuple[str, ...]:
         """The row as words, under `HEADINGS`."""
-        accuracy = f"{100 * self.accuracy:.1f} %"
+        accuracy = f"{100 * self.accuracy:.1f} %" if math.isfinite(self.accuracy) else "none"
         if math.isfinite(self.spread):
             accuracy = f"{100 * self.accuracy:.1f} ± {100 * self.spread:.1f} %"
-        if self.diverged:
-            accuracy += f" ({self.diverged} of {self.seeds} diverged)"
+        if self.remarks():
+            accuracy += f" ({self.remarks()})"
         noise = "no noise" if self.noise_ratio == 0 else f"{self.noise_ratio:.4g}"
         epsilon = "no limit" if math.isinf(self.largest_epsilon) else f"{self.largest_epsilon:.3g}"
         told = ", ".join(self.needs) or "nothing"
@@ -60,11 +85,18 @@ class MethodRow:
         )
 
 
+def by_method(results: Sequence[RunResult]) -> dict[str, list[RunResult]]:
+    """The runs of each method, in the order of first appearance."""
+    grouped: dict[str, list[RunResult]] = {}
+    for result in results:
+        grouped.setdefault(result.method, []).append(result)
+    return grouped
+
+
 def method_rows(results: Sequence[RunResult]) -> tuple[MethodRow, ...]:
     """One row for each method, in the order of first appearance."""
     rows = []
-    for method in dict.fromkeys(result.method for result in results):
-        runs = [result for result in results if result.method == method]
+    for method, runs in by_method(results).items():
         scores = np.array([run.accuracy for run in runs])
         ratios = [run.noise_ratio for run in runs if math.isfinite(run.noise_ratio)]
         rows.append(
@@ -77,6 +109,9 @@ def method_rows(results: Sequence[RunResult]) -> tuple[MethodRow, ...]:
                 largest_epsilon=max(run.largest_epsilon for run in runs),
                 needs=runs[0].needs,
                 diverged=sum(run.status == "diverged" for run in runs),
+                unfinished=sum(run.status == "unfinished" for run in runs),
+                seed_numbers=tuple(run.seed for run in runs),
+                scores=tuple(float(score) for score in scores),
             )
         )
     return tuple(rows)
@@ -84,8 +119,13 @@ def method_rows(results: Sequence[RunResult]) -> tuple[MethodRow, ...]:
 
 def as_text(rows: Sequence[MethodRow]) -> str:
     """Aligned columns for a terminal or a log."""
-    table = [HEADINGS, *(row.cells() for row in rows)]
-    widths = [max(len(line[column]) for line in table) for column in range(len(HEADINGS))]
+    return aligned(HEADINGS, [row.cells() for row in rows])
+
+
+def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Words in columns, under a rule."""
+    table = [headings, *rows]
+    widths = [max(len(line[column]) for line in table) for column in range(len(headings))]
 
     def line(cells: Sequence[str]) -> str:
         return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
@@ -109,5 +149,5 @@ def as_csv(rows: Sequence[MethodRow]) -> str:
     writer.writerow(fields)
     for row in rows:
         values = [getattr(row, name) for name in fields]
-        writer.writerow([" ".join(v) if isinstance(v, tuple) else v for v in values])
+        writer.writerow([" ".join(map(str, v)) if isinstance(v, tuple) else v for v in values])
     return out.getvalue()

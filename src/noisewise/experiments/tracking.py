@@ -1,0 +1,221 @@
+"""Rounds as they happen, to TensorBoard or MLflow: the extra ``track``, off unless asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from noisewise.errors import MissingExtraError
+from noisewise.experiments.config import ExperimentConfig
+from noisewise.federation.results import RoundRecord, RunResult
+from noisewise.storage import file_lock
+
+__all__ = ["Tracked", "check_tracking", "round_metrics", "run_name", "tracked"]
+
+_LIBRARIES = {"tensorboard": ("TensorBoard", "tensorboard"), "mlflow": ("MLflow", "mlflow")}
+_EXPERIMENT = "noisewise"
+_LONGEST_PARAMETER = 500
+
+
+class Tracker(Protocol):
+    """Somewhere to send the figures of rounds."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """The figures of one round; a resumed run sends its earlier rounds again."""
+        ...
+
+    def close(self, status: str) -> None:
+        """The run has ended: ``FINISHED``, ``FAILED`` or ``KILLED``."""
+        ...
+
+
+def check_tracking(config: ExperimentConfig) -> None:
+    """Say so before anything runs if a library is wanted and missing.
+
+    Raises:
+        MissingExtraError: with the install command.
+    """
+    for field, (name, module) in _LIBRARIES.items():
+        if getattr(config.track, field) and importlib.util.find_spec(module) is None:
+            raise MissingExtraError(f"track.{field} needs {name}: pip install 'noisewise[track]'")
+
+
+def round_metrics(record: RoundRecord) -> dict[str, float]:
+    """The figures of a round that are finite numbers."""
+    spent = [value for value in record.epsilon_spent.values() if value is not None]
+    accuracy = [] if record.accuracy is None else list(record.accuracy.values())
+    values = {
+        "accuracy": record.mean_accuracy,
+        "accuracy_spread": float(np.std(accuracy)) if accuracy else math.nan,
+        "accuracy_worst_client": min(accuracy, default=math.nan),
+        "train_loss": record.mean_train_loss,
+        "noise_ratio": record.noise_ratio,
+        "aggregate_noise": math.nan if record.aggregate_noise is None else record.aggregate_noise,
+        "largest_epsilon": max(spent, default=math.nan),
+        "largest_weight": max(record.weights.values(), default=math.nan),
+    }
+    return {name: float(value) for name, value in values.items() if math.isfinite(value)}
+
+
+def run_name(folder: Path | None, fallback: str) -> str:
+    """What a run is called: the last parts of its folder, such as ``demo/RobustHDP-seed0``."""
+    parts = [p for p in folder.parts if p not in ("runs", "/", "..")][-3:] if folder else []
+    return re.sub(r"[^A-Za-z0-9.=_,+/-]+", "-", "/".join(parts)) or fallback
+
+
+class Tracked:
+    """What `tracked` yields: a listener for rounds, to be told the result at the end."""
+
+    def __init__(self, trackers: list[Tracker], on_round: Callable[[RoundRecord], None] | None):
+        self._trackers, self._then = trackers, on_round
+        self.status = "FAILED"
+
+    def on_round(self, record: RoundRecord) -> None:
+        """Pass a round on to the trackers and to whoever listens besides."""
+        for tracker in self._trackers:
+            tracker.log(record.round, round_metrics(record))
+        if self._then is not None:
+            self._then(record)
+
+    def end(self, result: RunResult) -> None:
+        """The run came to its end; a diverged one counts as failed."""
+        self.status = "FAILED" if result.status == "diverged" else "FINISHED"
+
+
+@contextmanager
+def tracked(
+    config: ExperimentConfig,
+    name: str,
+    on_round: Callable[[RoundRecord], None] | None,
+    facts: Mapping[str, Any],
+) -> Iterator[Tracked]:
+    """Open what the config's ``[track]`` names for the time of a run.
+
+    Args:
+        config: its ``track`` table decides; without entries nothing is loaded or written.
+        name: of the run.
+        on_round: another listener, called after the trackers.
+        facts: what tells this run from others, beside its config: method, seed.
+    """
+    check_tracking(config)
+    trackers: list[Tracker] = []
+    if config.track.tensorboard:
+        trackers.append(_TensorBoard(Path(config.track.tensorboard) / name))
+    if config.track.mlflow:
+        trackers.append(_Mlflow(config.track.mlflow, name, _parameters(config, facts)))
+    listener = Tracked(trackers, on_round)
+    with ExitStack() as stack:
+        for tracker in trackers:
+            stack.callback(_close, tracker, listener)
+        try:
+            yield listener
+        except KeyboardInterrupt:
+            listener.status = "KILLED"
+            raise
+
+
+def _close(tracker: Tracker, listener: Tracked) -> None:
+    tracker.close(listener.status)
+
+
+def _parameters(config: ExperimentConfig, facts: Mapping[str, Any]) -> dict[str, str]:
+    content = config.model_dump(exclude_none=True, exclude={"track", "compare", "method", "seed"})
+    flat = {f"{table}.{key}": v for table, some in content.items() for key, v in some.items()}
+    return {key: str(value)[:_LONGEST_PARAMETER] for key, value in {**flat, **facts}.items()}
+
+
+class _TensorBoard:
+    """Event files, made when the first round comes: a finished run that is read leaves none."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: Any = None
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        if self._writer is None:
+            # A resumed run sends all rounds again; what was written before it is then void.
+            again = step if any(self._folder.glob("events.*")) else None
+            library = importlib.import_module("torch.utils.tensorboard.writer")
+            self._writer = library.SummaryWriter(str(self._folder), purge_step=again)
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self, status: str) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class _Mlflow:
+    """A run of the experiment ``noisewise``; one that was interrupted is taken up again."""
+
+    def __init__(self, place: str, name: str, parameters: Mapping[str, str]) -> None:
+        self._place, self._name, self._parameters = place, name, parameters
+        self._client: Any = None
+        self._run = ""
+        self._last = 0
+
+    def _open(self) -> None:
+        # A tool for privacy does not report its use to anyone unless asked to.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+        for noisy in ("mlflow", "alembic"):
+            logging.getLogger(noisy).setLevel(logging.WARNING)
+        make_client = importlib.import_module("mlflow.tracking").MlflowClient
+        if "://" in self._place:
+            self._client = make_client(tracking_uri=self._place)
+            self._take_up(None)
+            return
+        folder = Path(self._place).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        with file_lock(folder / ".lock"):  # two processes must not both make the tables
+            self._client = make_client(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
+            self._take_up((folder / "artifacts").as_uri())
+
+    def _take_up(self, artifacts: str | None) -> None:
+        """Find the run with the same parameters, or begin one."""
+        known = self._client.get_experiment_by_name(_EXPERIMENT)
+        if known is None:
+            experiment = self._client.create_experiment(_EXPERIMENT, artifact_location=artifacts)
+        else:
+            experiment = known.experiment_id
+        identity = hashlib.sha256(repr(sorted(self._parameters.items())).encode()).hexdigest()
+        tags = {"noisewise.run": self._name, "noisewise.identity": identity}
+        wish = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+        same = self._client.search_runs([experiment], filter_string=wish, max_results=1)
+        if same:
+            self._run = same[0].info.run_id
+            self._client.update_run(self._run, status="RUNNING")
+            history = self._client.get_metric_history(self._run, "largest_weight")
+            self._last = max((entry.step for entry in history), default=0)
+            return
+        begun = self._client.create_run(experiment, tags=tags, run_name=self._name)
+        self._run = begun.info.run_id
+        for key, value in self._parameters.items():
+            self._client.log_param(self._run, key, value)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        if self._client is None:
+            self._open()
+        if step <= self._last:
+            return
+        metric = importlib.import_module("mlflow.entities").Metric
+        now = int(time.time() * 1000)
+        metrics = [metric(name, value, now, step) for name, value in values.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def close(self, status: str) -> None:
+        if self._client is not None:
+            self._client.set_terminated(self._run, status=status)

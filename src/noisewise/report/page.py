@@ -1,0 +1,183 @@
+"""The HTML page of a report: one file with everything in it, for a browser without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+
+from noisewise import __version__
+from noisewise.federation.results import RunResult
+from noisewise.report.chart import Chart, Table, css_colours, inline_svg
+from noisewise.report.citation import PAPER, PAPER_BIBTEX, software_bibtex
+from noisewise.report.explain import explain
+from noisewise.report.sources import RunSet
+from noisewise.report.tables import by_method, method_rows
+
+__all__ = ["Section", "disclosure_table", "final_table", "render_page", "run_table"]
+
+_TOLD = {
+    "epsilon": "each client's privacy budget, as the client reports it",
+    "n_examples": "each client's number of training records",
+    "true_variance": "the true noise of each update, which no client should tell: only in "
+    "simulations",
+}
+
+
+@dataclass(frozen=True)
+class Section:
+    """One set of runs with its charts."""
+
+    runs: RunSet
+    charts: tuple[Chart, ...]
+
+
+def final_table(results: Sequence[RunResult]) -> Table:
+    """Mean, standard error and every seed of each method."""
+    rows = []
+    for row in method_rows(results):
+        cells = row.cells()
+        scores = ", ".join(
+            f"seed {seed}: {100 * score:.1f}" if score == score else f"seed {seed}: none"
+            for seed, score in zip(row.seed_numbers, row.scores, strict=True)
+        )
+        words = row.accuracy_words() + (f" ({row.remarks()})" if row.remarks() else "")
+        rows.append((row.method, words, *cells[2:4], str(row.seeds), scores))
+    headings = (
+        "method",
+        "accuracy ± standard error",
+        "noise / oracle's",
+        "largest epsilon spent",
+        "seeds",
+        "each seed [%]",
+    )
+    return Table(headings, tuple(rows))
+
+
+def disclosure_table(results: Sequence[RunResult]) -> Table:
+    """Who was told what: the disclosures that each method's server needs."""
+    rows = []
+    for method, runs in by_method(results).items():
+        needs = [_TOLD.get(need, need) for need in runs[0].needs]
+        told = "; ".join(needs) or "nothing beyond the updates"
+        privacy = "each client's own budget"
+        if runs[0].guarantee is None:
+            privacy = "none: updates carry no noise"
+        elif any(c["planned_epsilon"] != c["epsilon"] for c in runs[0].clients.values()):
+            privacy = "one epsilon for all, the smallest"
+        rows.append((method, told, privacy))
+    return Table(("method", "the server is told", "privacy of the updates"), tuple(rows))
+
+
+def run_table(results: Sequence[RunResult]) -> Table:
+    """Every run: how far it came and how it ended."""
+    words = {
+        "finished": "finished",
+        "diverged": "diverged: the model left the finite numbers",
+        "budgets_spent": "ended early: all budgets were spent",
+        "unfinished": "unfinished: the same command goes on with it",
+    }
+    rows = tuple(
+        (
+            run.method,
+            str(run.seed),
+            words[run.status],
+            f"{len(run.rounds)} of {run.settings.get('rounds', '?')}",
+            f"{run.settings.get('learning_rate', float('nan')):g}",
+        )
+        for run in results
+    )
+    return Table(("method", "seed", "status", "rounds", "learning rate"), rows)
+
+
+def _timing_tables(timings: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Table]]:
+    tables = []
+    for name, timing in timings.items():
+        rows = tuple(
+            (
+                part["part"],
+                f"{part['seconds']:.3f}",
+                f"{part['seconds_per_round']:.4f}",
+                f"{100 * part['share']:.1f}",
+            )
+            for part in timing["parts"]
+        )
+        words = f"{name}: {timing['rounds']} rounds in {timing['seconds']:.1f} s"
+        tables.append((words, Table(("part", "seconds", "seconds a round", "share [%]"), rows)))
+    return tables
+
+
+def _fallback_config(results: Sequence[RunResult]) -> str:
+    """The settings that a result itself knows, where there is no config file."""
+    return "\n".join(f"{key} = {value!r}" for key, value in sorted(results[0].settings.items()))
+
+
+def _content(section: Section, prefix: str) -> dict[str, Any]:
+    results = section.runs.results
+    troubled = [r for r in results if r.status in ("unfinished", "diverged")]
+    return {
+        "id": prefix,
+        "name": section.runs.name,
+        "final": final_table(results),
+        "explanation": explain(results).split("\n\n"),
+        "charts": [(chart, inline_svg(chart, prefix)) for chart in section.charts],
+        "disclosures": disclosure_table(results),
+        "runs": run_table(results),
+        "warning": _warning(troubled, len(results)),
+        "timings": _timing_tables(section.runs.timings),
+        "config": section.runs.config or _fallback_config(results),
+    }
+
+
+def _warning(troubled: Sequence[RunResult], total: int) -> str:
+    parts = []
+    for status, words in (
+        ("unfinished", "not finished: their figures are those of the rounds so far"),
+        ("diverged", "diverged: their figures are those of the last evaluation before"),
+    ):
+        runs = [r for r in troubled if r.status == status]
+        if runs:
+            names = ", ".join(f"{r.method} seed {r.seed}" for r in runs)
+            parts.append(f"{len(runs)} of {total} runs {words} ({names}).")
+    return " ".join(parts)
+
+
+def render_page(
+    title: str,
+    sections: Sequence[Section],
+    overview: tuple[Chart, Table] | None = None,
+    notes: Sequence[str] = (),
+) -> str:
+    """The page.
+
+    Args:
+        title: its heading.
+        sections: one for each set of runs.
+        overview: for several sets, the chart and table over all of them.
+        notes: lines about runs that are not in it.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("noisewise.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    contents = [_content(section, f"s{n}-") for n, section in enumerate(sections, start=1)]
+    runs = [run for section in sections for run in section.runs.results]
+    return environment.get_template("page.html").render(
+        title=title,
+        sections=contents,
+        overview=overview,
+        overview_svg=inline_svg(overview[0]) if overview else "",
+        notes=notes,
+        n_runs=len(runs),
+        n_clients=sorted({len(run.clients) for run in runs}),
+        light=css_colours(dark=False),
+        dark=css_colours(dark=True),
+        paper=PAPER,
+        bibtex=f"{PAPER_BIBTEX}\n\n{software_bibtex()}",
+        version=__version__,
+    )
