@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := $(VENV)/.installed-extras
+BENCH := $(VENV)/.installed-bench
 
 .PHONY: help install demo test check bench lint types format lock clean
 
@@ -23,6 +24,10 @@ $(EXTRAS): requirements-extras.lock $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock -r requirements-extras.lock
 	touch $@
 
+$(BENCH): requirements-bench.lock $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock -r requirements-bench.lock
+	touch $@
+
 demo: $(STAMP)   ## compare all methods on handwritten digits (about a minute)
 	$(BIN)/noisewise compare configs/demo.toml --output runs/demo
 
@@ -39,7 +44,8 @@ types: $(STAMP)  ## mypy, strict
 check: lint types $(EXTRAS) ## lint, types and every test, as CI runs it
 	$(BIN)/python -m pytest -n 2
 
-bench: $(STAMP)  ## speed and precision, as ratios in one run each (an hour)
+bench: $(BENCH)  ## speed and precision, as ratios in one run each (an hour)
+	$(BIN)/python -m pytest -q benchmarks
 	$(BIN)/python benchmarks/estimators.py
 	$(BIN)/python benchmarks/precision.py --train
 	$(BIN)/python benchmarks/gradients.py
