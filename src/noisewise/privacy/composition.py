@@ -210,7 +210,7 @@ class SpendingLimit:
         self.epsilon, self._delta, self._accountant = epsilon, delta, accountant
         self._within: Counts | None = None
         self._beyond: list[Counts] = []
-        self._asked = 0
+        self._asked, self._looking = 0, True
 
     def allows(
         self, counts: Counts, sample_rate: float, noise_multiplier: float, steps: int
@@ -222,11 +222,11 @@ class SpendingLimit:
         if any(_at_most(bad, total) for bad in self._beyond):
             return False
         self._asked += 1
-        if self._spent(total) > self.epsilon:
+        if not self._fits(total, self.epsilon):
             self._beyond = [*self._beyond[-7:], total]
             return False
-        if self._asked > 1:
-            self._within = self._look_ahead(total, sample_rate, noise_multiplier, steps)
+        if self._asked > 1 and self._looking:
+            self._look_ahead(total, sample_rate, noise_multiplier, steps)
         return True
 
     def room(self, counts: Counts, sample_rate: float, noise_multiplier: float, steps: int) -> int:
@@ -234,32 +234,43 @@ class SpendingLimit:
 
         def fits(times: int) -> bool:
             more = add_steps(counts, sample_rate, noise_multiplier, times * steps)
-            return self._spent(more) <= self.epsilon
+            return self._fits(more, self.epsilon)
 
-        return _largest(fits, exact=True)
+        return _largest(fits)
 
     def _look_ahead(
         self, counts: Counts, sample_rate: float, noise_multiplier: float, steps: int
-    ) -> Counts:
+    ) -> None:
         def ahead(times: int) -> Counts:
             return add_steps(counts, sample_rate, noise_multiplier, times * steps)
 
-        def safe(times: int) -> bool:
-            return self._spent(ahead(times)) <= (1 - _MARGIN) * self.epsilon
+        times = _largest(lambda times: self._fits(ahead(times), (1 - _MARGIN) * self.epsilon))
+        if times:
+            self._within = ahead(times)
+        else:  # so near to the limit, each question is put to the accountant
+            self._looking = False
 
-        times = _largest(safe, exact=False)
-        return ahead(times) if times else counts
+    def _fits(self, counts: Counts, epsilon: float) -> bool:
+        """Whether an upper bound of the spending is at most epsilon; the quickest one will do."""
+        if len(counts) == 1:
+            ((rate, noise), steps) = next(iter(counts.items()))
+            for factor in (1, 4, 16, 64):  # an accountant's 0 is no answer, but more steps may be
+                try:
+                    found = epsilon_of(rate, noise, factor * steps, self._delta, self._accountant)
+                except AccountingError:
+                    continue
+                if found <= epsilon or factor == 1:
+                    return found <= epsilon
+                break
+        return composed_epsilon(counts, self._delta, self._accountant) <= epsilon
 
-    def _spent(self, counts: Counts) -> float:
-        return composed_epsilon(counts, self._delta, self._accountant)
 
-
-def _largest(holds: Callable[[int], bool], *, exact: bool) -> int:
+def _largest(holds: Callable[[int], bool]) -> int:
     """The largest number for which a falling condition holds; 0 if for none from 1 on."""
     low, high = 0, 1
     while high < 1 << _MOST_DOUBLINGS and holds(high):
         low, high = high, 2 * high
-    while high - low > (1 if exact else max(1, high // 64)):
+    while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low
