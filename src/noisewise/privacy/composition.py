@@ -209,15 +209,19 @@ class SpendingLimit:
     def __init__(self, epsilon: float, delta: float, accountant: str) -> None:
         self.epsilon, self._delta, self._accountant = epsilon, delta, accountant
         self._within: Counts | None = None
+        self._last: Counts | None = None
         self._beyond: list[Counts] = []
-        self._asked, self._looking = 0, True
+        self._asked, self._hits, self._looking = 0, 0, True
 
     def allows(
         self, counts: Counts, sample_rate: float, noise_multiplier: float, steps: int
     ) -> bool:
         """Whether ``counts`` plus the steps are within the limit."""
         total = add_steps(counts, sample_rate, noise_multiplier, steps)
+        if total == self._last:
+            return True
         if self._within is not None and _at_most(total, self._within):
+            self._hits += 1
             return True
         if any(_at_most(bad, total) for bad in self._beyond):
             return False
@@ -225,7 +229,11 @@ class SpendingLimit:
         if not self._fits(total, self.epsilon):
             self._beyond = [*self._beyond[-7:], total]
             return False
+        self._last = total
+        if self._within is not None and self._hits < 4:
+            self._looking = False  # plans take turns: to look ahead in one direction is in vain
         if self._asked > 1 and self._looking:
+            self._hits = 0
             self._look_ahead(total, sample_rate, noise_multiplier, steps)
         return True
 

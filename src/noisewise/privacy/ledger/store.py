@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ class Store:
         status = _regular_file(self.path)
         self._inode = (status.st_dev, status.st_ino)
         self._process = os.getpid()
+        _check_length(self.path)
         with self._errors():
             self._connection = _connect(self.path, "rw" if writable else "ro")
             try:
@@ -105,9 +107,9 @@ class Store:
             beforehand: called when the name is ours and before the ledger appears.
         """
         path = path.absolute()
-        stale = [p for p in (path, *_companions(path)) if p.exists() or p.is_symlink()]
-        if stale:
-            raise LedgerError(f"{stale[0]} exists already; a ledger is never replaced")
+        logs = [log for log in _companions(path) if log.exists() and log.stat().st_size > 0]
+        if path.exists() or path.is_symlink() or logs:
+            raise LedgerError(f"{[*logs, path][0]} exists already; a ledger is never replaced")
         temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -124,8 +126,8 @@ class Store:
         except (sqlite3.Error, OSError) as error:
             raise LedgerError(f"{path}: the ledger cannot be made: {error}") from error
         finally:
-            for left in (temporary, *_companions(temporary)):
-                left.unlink(missing_ok=True)
+            for ending in ("", "-wal", "-shm"):
+                temporary.with_name(temporary.name + ending).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -154,6 +156,8 @@ class Store:
             row = self._connection.execute(
                 "SELECT reply FROM replies WHERE reservation = ?", (reservation,)
             ).fetchone()
+        if row is not None and not isinstance(row[0], bytes):
+            raise LedgerError(f"{self.path}: the stored reply {reservation} was changed")
         return None if row is None else bytes(row[0])
 
     def replies_kept(self) -> list[int]:
@@ -223,7 +227,7 @@ class Store:
             raise LedgerError(f"{self.path}: open the ledger in the process that uses it")
         try:
             yield
-        except (sqlite3.Error, OverflowError) as error:
+        except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
             raise LedgerError(f"{self.path}: {error}; nothing is granted") from error
 
     def _check_place(self) -> None:
@@ -284,8 +288,26 @@ class Store:
 
 
 def _companions(path: Path) -> tuple[Path, ...]:
-    """SQLite's files beside a database. A stale log would be replayed into a new ledger."""
-    return tuple(path.with_name(path.name + ending) for ending in ("-wal", "-shm", "-journal"))
+    """SQLite's logs beside a database. A stale one would be replayed into a new ledger."""
+    return tuple(path.with_name(path.name + ending) for ending in ("-wal", "-journal"))
+
+
+def _check_length(path: Path) -> None:
+    """A file that was cut off can look sound as long as nobody asks for its last pages.
+
+    While there is a log, the file may be behind its own header: SQLite mends that by itself.
+    """
+    for _ in range(3):  # another process may just be moving its log into the file
+        if any(log.exists() and log.stat().st_size for log in _companions(path)):
+            return
+        with open(path, "rb") as file:
+            head = file.read(100)
+        size = int.from_bytes(head[16:18], "big")
+        wanted = int.from_bytes(head[28:32], "big") * (65536 if size == 1 else size)
+        if len(head) == 100 and path.stat().st_size >= wanted:
+            return
+        time.sleep(0.05)
+    raise LedgerError(f"{path} is corrupt: the file was cut off")
 
 
 def _no_bytes(row: tuple[Any, ...]) -> None:
