@@ -13,11 +13,11 @@ from typing import Annotated
 import typer
 
 from noisewise import __version__
-from noisewise.cli import clients, data, ledger, noise, training
+from noisewise.cli import audit, clients, data, ledger, noise, training
 from noisewise.cli.common import app
 from noisewise.errors import InvalidValueError, NoisewiseError
 
-__all__ = ["app", "clients", "data", "ledger", "main", "noise", "training"]
+__all__ = ["app", "audit", "clients", "data", "ledger", "main", "noise", "training"]
 
 
 @app.callback(invoke_without_command=True)
