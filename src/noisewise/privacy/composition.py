@@ -103,6 +103,7 @@ def _multiple(key: _Key, factor: int) -> _Key:
     return tuple((q, z, factor * steps) for q, z, steps in key)
 
 
+@functools.lru_cache(maxsize=4096)
 def _answer(key: _Key, delta: float, accountant: str) -> float:
     """What the accountant says; 0 where it says nothing that counts."""
     if len(key) == 1:
@@ -249,27 +250,49 @@ class SpendingLimit:
     def _look_ahead(
         self, counts: Counts, sample_rate: float, noise_multiplier: float, steps: int
     ) -> None:
+        """Find counts well ahead that are just within the limit, in a few secant steps.
+
+        Spending follows a power of the number of rounds, between its root and itself.
+        """
+
         def ahead(times: int) -> Counts:
             return add_steps(counts, sample_rate, noise_multiplier, times * steps)
 
-        times = _largest(lambda times: self._fits(ahead(times), (1 - _MARGIN) * self.epsilon))
-        if times:
-            self._within = ahead(times)
+        done = counts[sample_rate, noise_multiplier] / steps
+        highest, enough = (1 - _MARGIN) * self.epsilon, (1 - 10 * _MARGIN) * self.epsilon
+        good, bad, power = 0, 1 << _MOST_DOUBLINGS, 0.6
+        times, spent = 0, self._upper(counts)
+        for _ in range(10):
+            aim = (highest + enough) / 2 / spent
+            guess = min(max(int((times + done) * aim ** (1 / power) - done), good + 1), bad - 1)
+            if guess <= good:
+                break
+            found = self._upper(ahead(guess))
+            good, bad = (guess, bad) if found <= highest else (good, guess)
+            if enough <= found <= highest:
+                break
+            if guess != times and found != spent:
+                power = math.log(found / spent) / math.log((guess + done) / (times + done))
+                power = min(max(power, 0.3), 3.0)
+            times, spent = guess, found
+        if good:
+            self._within = ahead(good)
         else:  # so near to the limit, each question is put to the accountant
             self._looking = False
 
+    def _upper(self, counts: Counts) -> float:
+        """An upper bound of the spending: of a multiple, where an accountant says 0 to less."""
+        key = tuple(sorted((q, z, steps) for (q, z), steps in counts.items()))
+        for factor in (1, 4, 16, 64, 256):
+            found = _answer(_multiple(key, factor), self._delta, self._accountant)
+            if found > 0:
+                return found
+        return composed_epsilon(counts, self._delta, self._accountant)
+
     def _fits(self, counts: Counts, epsilon: float) -> bool:
         """Whether an upper bound of the spending is at most epsilon; the quickest one will do."""
-        if len(counts) == 1:
-            ((rate, noise), steps) = next(iter(counts.items()))
-            for factor in (1, 4, 16, 64):  # an accountant's 0 is no answer, but more steps may be
-                try:
-                    found = epsilon_of(rate, noise, factor * steps, self._delta, self._accountant)
-                except AccountingError:
-                    continue
-                if found <= epsilon or factor == 1:
-                    return found <= epsilon
-                break
+        if self._upper(counts) <= epsilon:
+            return True
         return composed_epsilon(counts, self._delta, self._accountant) <= epsilon
 
 

@@ -341,7 +341,8 @@ class Ledger:
             yield append
         self._history.extend(added)
         for event in added:
-            self._witness.record(Seen(self.header.ledger_id, event.seq, event.hash))
+            seen = Seen(self.header.ledger_id, event.seq, event.hash)
+            self._witness.record(seen, durable=event.charge is not None)
 
     def _warn(self, before: Counts, charge: Charge) -> None:
         cost = (charge.sample_rate, charge.noise_multiplier, charge.steps)

@@ -69,18 +69,26 @@ class Witness:
             raise LedgerError(f"{self.path} is corrupt; restore it together with the ledger")
         return max(slots, key=lambda seen: seen.seq)
 
-    def record(self, seen: Seen) -> None:
-        """Note an event that is committed; durable when this returns."""
+    def record(self, seen: Seen, *, durable: bool) -> None:
+        """Note an event that is committed, in place of the older of the two noted ones.
+
+        Args:
+            seen: the event.
+            durable: whether to wait for the disk: for charges. A seal that the witness loses in a
+                power cut could at most be charged again.
+        """
         try:
             descriptor = os.open(self.path, os.O_RDWR)
             try:
-                place = _SLOT * (seen.seq % 2)
-                slots = self._slots(os.pread(descriptor, _SLOT, place))
-                if any(slot.seq >= seen.seq for slot in slots):
-                    return  # another process, which committed later, was quicker
-                if os.pwrite(descriptor, _encode(seen), place) != _SLOT:
-                    raise OSError("short write")
-                os.fsync(descriptor)
+                content = os.pread(descriptor, 2 * _SLOT, 0)
+                noted = [self._slots(content[place : place + _SLOT]) for place in (0, _SLOT)]
+                numbers = [slots[0].seq if slots else -1 for slots in noted]
+                if max(numbers) < seen.seq:  # else a process that committed later was quicker
+                    place = _SLOT * numbers.index(min(numbers))
+                    if os.pwrite(descriptor, _encode(seen), place) != _SLOT:
+                        raise OSError("short write")
+                if durable:
+                    os.fsync(descriptor)
             finally:
                 os.close(descriptor)
         except OSError as error:
