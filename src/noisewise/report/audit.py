@@ -69,5 +69,5 @@ def audit_figure(result: AuditResult) -> Figure:
         fontsize=10,
         loc="left",
     )
-    axes.legend(frameon=False, fontsize=8.5)
+    axes.legend(fontsize=8.5, framealpha=0.9, edgecolor="none")
     return figure
