@@ -25,9 +25,13 @@ Counts = Mapping[tuple[float, float], int]
 
 _Key = tuple[tuple[float, float, int], ...]
 
-_MARGIN = 0.003
+_MARGIN, _MARGIN_OF_ONE_KIND = 0.003, 0.0005
 """A count far ahead must stay this share below a limit to vouch for all smaller counts: two upper
-bounds of nearly the same spending differ by less (grids are settled to 0.2%)."""
+bounds of nearly the same spending differ by less (grids are settled to 0.2%; steps of one kind and
+of nearly the same number have nearly the same grid)."""
+
+_NEAR = 0.002
+"""To look ahead ends so near below that."""
 
 _MOST_DOUBLINGS = 24
 
@@ -259,7 +263,8 @@ class SpendingLimit:
             return add_steps(counts, sample_rate, noise_multiplier, times * steps)
 
         done = counts[sample_rate, noise_multiplier] / steps
-        highest, enough = (1 - _MARGIN) * self.epsilon, (1 - 10 * _MARGIN) * self.epsilon
+        margin = _MARGIN_OF_ONE_KIND if len(counts) == 1 else _MARGIN
+        highest, enough = (1 - margin) * self.epsilon, (1 - margin - _NEAR) * self.epsilon
         good, bad, power = 0, 1 << _MOST_DOUBLINGS, 0.6
         times, spent = 0, self._upper(counts)
         for _ in range(10):
