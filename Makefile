@@ -51,6 +51,8 @@ bench: $(BENCH)  ## speed and precision, as ratios in one run each (an hour)
 	$(BIN)/python benchmarks/gradients.py
 	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/python benchmarks/calibration.py
+	$(BIN)/python benchmarks/ledger.py
+	$(BIN)/python benchmarks/ledger.py --kills 1000
 
 format: $(STAMP) ## let ruff format and mend
 	$(BIN)/ruff format .

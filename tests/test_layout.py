@@ -18,11 +18,11 @@ ALLOWED = {
     "training": {"data", "privacy"},
     "aggregation": {"data", "noise", "privacy"},
     "federation": {"data", "privacy", "noise", "training", "aggregation"},
-    "report": {"federation", "__version__"},
+    "report": {"federation", "privacy"},  # results of runs, and a ledger's statement
     "experiments": set(ORDER),
-    "cli": {*ORDER, "display", "__version__"},
+    "cli": {*ORDER, "display"},
 }
-COMMON = {"errors", "checks", "plugins", "randomness", "storage"}
+COMMON = {"errors", "checks", "plugins", "randomness", "storage", "__version__"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

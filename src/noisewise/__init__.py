@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         simulate,
     )
     from noisewise.noise import NoiseEstimate, make_estimator
-    from noisewise.privacy import LocalPlan, PrivacyBudget, epsilon_spent, make_plan
+    from noisewise.privacy import Ledger, LocalPlan, PrivacyBudget, epsilon_spent, make_plan
     from noisewise.report import write_comparison
     from noisewise.training import local_update, make_model
 
@@ -40,6 +40,7 @@ _HOMES = {
     "Client": "federation",
     "ClientSpec": "data",
     "InvalidValueError": "errors",
+    "Ledger": "privacy",
     "LocalPlan": "privacy",
     "Method": "aggregation",
     "NoiseEstimate": "noise",
@@ -71,6 +72,7 @@ __all__ = [
     "Client",
     "ClientSpec",
     "InvalidValueError",
+    "Ledger",
     "LocalPlan",
     "Method",
     "NoiseEstimate",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 __all__ = [
     "AccountingError",
+    "BudgetSpentError",
     "InvalidValueError",
+    "LedgerError",
     "MissingExtraError",
     "NoisewiseError",
     "SourceError",
@@ -37,6 +39,14 @@ class InvalidValueError(NoisewiseError, ValueError):
 
 class AccountingError(NoisewiseError):
     """A privacy accountant cannot give a number that we may promise."""
+
+
+class LedgerError(NoisewiseError):
+    """A ledger is missing, corrupt, foreign or cannot be written: nothing is granted."""
+
+
+class BudgetSpentError(LedgerError):
+    """What was asked for does not fit into what is left of the budget: nothing is granted."""
 
 
 class UnsupportedModelError(NoisewiseError):

@@ -13,11 +13,22 @@ from typing import Annotated
 import typer
 
 from noisewise import __version__
-from noisewise.cli import attacks, clients, data, noise, report, training
+from noisewise.cli import attacks, audit, clients, data, ledger, noise, report, training
 from noisewise.cli.common import app
 from noisewise.errors import InvalidValueError, NoisewiseError
 
-__all__ = ["app", "attacks", "clients", "data", "main", "noise", "report", "training"]
+__all__ = [
+    "app",
+    "attacks",
+    "audit",
+    "clients",
+    "data",
+    "ledger",
+    "main",
+    "noise",
+    "report",
+    "training",
+]
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,137 @@
+"""`noisewise ledger`: what a site has promised its records, and what is spent of it."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from noisewise.cli.common import AsJson, app
+from noisewise.errors import InvalidValueError
+
+ledger_app = typer.Typer(
+    help="A site's privacy ledger: make it, read it, check it, print it.", no_args_is_help=True
+)
+app.add_typer(ledger_app, name="ledger")
+
+LedgerFile = Annotated[Path, typer.Argument(help="The ledger of one dataset, a file.")]
+
+
+class Format(StrEnum):
+    """Formats of an export."""
+
+    CSV = "csv"
+    JSON = "json"
+    HTML = "html"
+
+
+@ledger_app.command("init")
+def ledger_init_command(
+    ledger: LedgerFile,
+    dataset: Annotated[str, typer.Option(help="Name or fingerprint of the dataset.")],
+    epsilon: Annotated[float, typer.Option(help="Promised to each record, for good.")],
+    delta: Annotated[float, typer.Option(help="delta of the promise, far below 1 / records.")],
+    accountant: Annotated[str, typer.Option(help="One of pld, rdp, moments.")] = "pld",
+) -> None:
+    """Make an empty ledger, once for each dataset. None is ever replaced.
+
+    Example:
+      noisewise ledger init ward7.ledger --dataset ward-7-2026 --epsilon 2 --delta 1e-6
+    """
+    from noisewise.privacy.budget import PrivacyBudget
+    from noisewise.privacy.ledger import Ledger
+
+    Ledger.create(ledger, PrivacyBudget(epsilon, delta), dataset, accountant)
+    typer.echo(
+        f"{ledger}: epsilon {epsilon:g} at delta {delta:g} for each record of '{dataset}'. Keep "
+        f"{ledger.name} and {ledger.name}-witness together, on a local disk."
+    )
+
+
+@ledger_app.command("show")
+def ledger_show_command(
+    ledger: LedgerFile,
+    last: Annotated[int, typer.Option(min=0, help="How many entries to show.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Show what was promised, what is spent and what is left.
+
+    Example:
+      noisewise ledger show ward7.ledger
+    """
+    from noisewise.privacy.ledger import Ledger
+    from noisewise.report.statement import statement_json, statement_text
+
+    with Ledger.inspect(ledger) as book:
+        statement = book.statement()
+    typer.echo(
+        statement_json(statement) if as_json else statement_text(statement, last), nl=not as_json
+    )
+
+
+@ledger_app.command("verify")
+def ledger_verify_command(
+    ledger: LedgerFile,
+    head: Annotated[
+        str | None, typer.Option(help="A last hash that was noted earlier: is it still there?")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check every page, hash, stored reply and the sum. Exit code 1 if anything is wrong.
+
+    Example:
+      noisewise ledger verify ward7.ledger
+    """
+    from noisewise.privacy.ledger import verify_ledger
+
+    outcome = verify_ledger(ledger, head)
+    if as_json:
+        answer = {"ok": outcome.ok, "events": outcome.events, "head": outcome.head}
+        typer.echo(json.dumps({**answer, "problems": list(outcome.problems)}))
+    elif outcome.ok:
+        typer.echo(f"sound: {outcome.events} events, last hash {outcome.head}")
+    else:
+        typer.echo("NOT SOUND; no client uses it like this:")
+        for problem in outcome.problems:
+            typer.echo(f"  {problem}")
+    if not outcome.ok:
+        raise typer.Exit(1)
+
+
+@ledger_app.command("export")
+def ledger_export_command(
+    ledger: LedgerFile,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A file; else it is printed.")
+    ] = None,
+    form: Annotated[
+        Format | None, typer.Option("--format", help="Default: what the file's name ends in.")
+    ] = None,
+) -> None:
+    """Write all entries as CSV or JSON, or a one-page statement as HTML.
+
+    Examples:
+      noisewise ledger export ward7.ledger --output statement.html
+      noisewise ledger export ward7.ledger --format csv
+    """
+    from noisewise.privacy.ledger import Ledger
+    from noisewise.report.statement import statement_csv, statement_html, statement_json
+    from noisewise.storage import write_atomic
+
+    ending = output.suffix.lstrip(".").lower() if output is not None else ""
+    if form is None and ending not in tuple(Format):
+        where = "--format" if output is None else "--output"
+        value = None if output is None else str(output)
+        allowed = "give --format csv, json or html, or a file name that ends in one of them"
+        raise InvalidValueError(where, value, allowed)
+    write = {Format.CSV: statement_csv, Format.JSON: statement_json, Format.HTML: statement_html}
+    with Ledger.inspect(ledger) as book:
+        text = write[form or Format(ending)](book.statement())
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    write_atomic(output, text.encode())
+    typer.echo(f"{output}")

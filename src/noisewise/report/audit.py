@@ -1,0 +1,73 @@
+"""An audit as a table and as a figure."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy.stats import norm
+
+from noisewise.federation.audit import AuditResult
+from noisewise.report.chart import new_axes
+
+__all__ = ["audit_figure", "audit_text"]
+
+
+def audit_text(result: AuditResult) -> str:
+    """What was claimed, what the guesses prove, and the verdict."""
+    bound = result.bound
+    lines = [
+        f"claimed by the ledger     epsilon {result.claimed:.4g} at delta {bound.delta:g} "
+        f"(z = {result.noise_multiplier:g}, one step on all records, {result.accountant})",
+        f"proven by guessing        epsilon at least {bound.epsilon:.4g} (mu {bound.mu:.4g})",
+        "",
+        f"{'canaries':<12} {'number':>7} {'wrong guesses':>14} {'rate':>8} "
+        f"{f'rate at most ({bound.confidence:.0%})':>20}",
+    ]
+    for name, number, errors, limit in (
+        ("present", bound.present, bound.misses, bound.miss_bound),
+        ("absent", bound.absent, bound.false_alarms, bound.alarm_bound),
+    ):
+        lines.append(f"{name:<12} {number:>7} {errors:>14} {errors / number:>8.4f} {limit:>20.4f}")
+    verdict = (
+        "VIOLATED: records show more than the claim allows"
+        if result.violated
+        else "consistent: nothing shows more than the claim allows"
+    )
+    return "\n".join([*lines, "", f"{verdict} ({result.runs} runs of {result.canaries} canaries)"])
+
+
+def audit_figure(result: AuditResult) -> Figure:
+    """Scores of canaries that were there and that were not, beside what the claim allows."""
+    figure, axes = new_axes(8.0, 4.2)
+    z = result.noise_multiplier
+    present, absent = np.array(result.present), np.array(result.absent)
+    low = min(absent.min(), -3.5 * z)
+    high = max(present.max(), 1 + 3.5 * z)
+    edges = np.linspace(low, high, 70).tolist()
+    for values, centre, colour, name in (
+        (absent, 0.0, "#0072B2", "absent"),
+        (present, 1.0, "#D55E00", "present"),
+    ):
+        axes.hist(
+            values, bins=edges, density=True, color=colour, alpha=0.35, label=f"{name}: scores"
+        )
+        grid = np.linspace(low, high, 400)
+        law = norm.pdf(grid, centre, z)
+        axes.plot(grid, law, color=colour, lw=1.6, label=f"{name}: as the plan says")
+    axes.axvline(
+        result.bound.threshold,
+        color="#444444",
+        ls="--",
+        lw=1,
+        label="guess: present right of this line",
+    )
+    axes.set_xlabel("score of a canary, read off the client's reply")
+    axes.set_ylabel("density")
+    axes.set_title(
+        f"claimed epsilon {result.claimed:.3f}, proven at least {result.bound.epsilon:.3f}: "
+        + ("VIOLATED" if result.violated else "consistent"),
+        fontsize=10,
+        loc="left",
+    )
+    axes.legend(fontsize=8.5, framealpha=0.9, edgecolor="none")
+    return figure

@@ -1,0 +1,162 @@
+"""A ledger's statement for people: lines in a terminal, CSV, JSON and a page to print."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+
+import jinja2
+
+from noisewise.privacy.ledger import Entry, Statement
+
+__all__ = ["Kind", "kinds", "statement_csv", "statement_html", "statement_json", "statement_text"]
+
+_ENTRIES_ON_PAGE = 12
+
+_STATES = {"sealed": "reply made", "reserved": "no reply"}
+"""The two states in words: charged with a reply that could leave, charged without one."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Entries that cost the same: their number, and their steps together."""
+
+    purpose: str
+    sample_rate: float
+    noise_multiplier: float
+    entries: int
+    steps: int
+
+
+def kinds(entries: Sequence[Entry]) -> tuple[Kind, ...]:
+    """Entries by what they cost, in the order in which they first came up."""
+    found: dict[tuple[str, float, float], list[int]] = {}
+    for entry in entries:
+        key = (entry.purpose, entry.sample_rate, entry.noise_multiplier)
+        found.setdefault(key, []).append(entry.steps)
+    return tuple(Kind(*key, len(steps), sum(steps)) for key, steps in found.items())
+
+
+def _share(statement: Statement) -> str:
+    """Spent share in percent, rounded up: 100 % must never look like less."""
+    tenths = -int(-statement.share * 1000 // 1)
+    return f"{tenths / 10:.1f} %"
+
+
+def _left(statement: Statement) -> str:
+    if statement.rounds_left is None:
+        return "nothing was asked for yet"
+    if statement.rounds_left == 0:
+        return "no further round like the last one fits"
+    rounds = (
+        "1 more round" if statement.rounds_left == 1 else f"{statement.rounds_left:,} more rounds"
+    )
+    return f"room for {rounds} like the last one"
+
+
+def _time(stamp: str | None) -> str:
+    return "" if stamp is None else stamp[:19].replace("T", " ")
+
+
+def statement_text(statement: Statement, last: int = 20) -> str:
+    """The statement as lines of text, with the latest entries.
+
+    Args:
+        statement: of a ledger.
+        last: how many entries to show.
+    """
+    unsealed = len(statement.entries) - statement.sealed
+    lines = [
+        f"dataset    {statement.dataset_id}",
+        f"promised   epsilon {statement.epsilon:g} at delta {statement.delta:g}, for each single "
+        "record",
+        f"spent      epsilon {statement.spent:.6g} ({_share(statement)}), by accountant "
+        f"'{statement.accountant}', computed from the entries",
+        f"remaining  epsilon {statement.left:.6g}: {_left(statement)}",
+        f"left site  at most {statement.sealed} noised replies; {unsealed} further rounds were "
+        "charged and gave no reply",
+        f"history    {statement.events} events, unbroken; last hash {statement.head}",
+    ]
+    shown = statement.entries[-last:] if last else ()
+    if shown:
+        lines += ["", *_table(shown)]
+    if len(shown) < len(statement.entries):
+        lines.append(f"({len(statement.entries) - len(shown)} earlier entries not shown: --last)")
+    return "\n".join(lines)
+
+
+def _table(entries: Sequence[Entry]) -> list[str]:
+    titles = ("no", "charged at (UTC)", "for", "state", "noise z", "rate q", "steps", "instruction")
+    rows = [
+        (
+            str(entry.number),
+            _time(entry.reserved_at),
+            entry.purpose,
+            _STATES[entry.state],
+            f"{entry.noise_multiplier:.5g}",
+            f"{entry.sample_rate:.5g}",
+            str(entry.steps),
+            entry.instruction[:16],
+        )
+        for entry in entries
+    ]
+    table = [titles, *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(titles))]
+    right = {0, 4, 5, 6}
+    return [
+        "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    ]
+
+
+def statement_csv(statement: Statement) -> str:
+    """All entries, one line each, with their names in the first line."""
+    target = io.StringIO()
+    writer = csv.writer(target, lineterminator="\n")
+    names = [field.name for field in fields(Entry)]
+    writer.writerow(names)
+    for entry in statement.entries:
+        values = [getattr(entry, name) for name in names]
+        writer.writerow(["" if value is None else value for value in values])
+    return target.getvalue()
+
+
+def statement_json(statement: Statement) -> str:
+    """The whole statement with all entries."""
+    return json.dumps({**asdict(statement), "share": statement.share}, indent=1) + "\n"
+
+
+def statement_html(statement: Statement, printed: datetime | None = None) -> str:
+    """One page without any outside resource, to print or to file.
+
+    Args:
+        statement: of a ledger.
+        printed: the date on the page; now by default.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("noisewise.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["time"] = _time
+    level = "spent" if statement.rounds_left == 0 else "high" if statement.share >= 0.8 else "fine"
+    return environment.get_template("ledger_statement.html").render(
+        s=statement,
+        share=_share(statement),
+        bar=min(100.0, 100 * statement.share),
+        left=_left(statement),
+        level=level,
+        kinds=kinds(statement.entries),
+        entries=statement.entries[-_ENTRIES_ON_PAGE:],
+        states=_STATES,
+        printed=_time((printed or datetime.now(UTC)).astimezone(UTC).isoformat()),
+    )
