@@ -230,6 +230,11 @@ class TestMethod:
         oracle = small_run("Oracle", rounds=1, options={"normalise": True})
         assert oracle.rounds[0].signal_share == pytest.approx(1)
 
+    def test_more_noise_than_the_budgets_ask_for_counts(self) -> None:
+        even = signal_share([0.5, 0.5], [1.0, 1.0])
+        assert even == pytest.approx(1)
+        assert signal_share([0.5, 0.5], [4.0, 4.0], 1.0, [1.0, 1.0]) == pytest.approx(0.25)
+
     @pytest.mark.parametrize(
         "options", [{"normalise": 1}, {"server_steps": 0}, {"average_rounds": -1}]
     )

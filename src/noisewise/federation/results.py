@@ -233,6 +233,12 @@ class RunResult:
         return float(np.mean(ratios)) if ratios else math.nan
 
     @property
+    def signal_share(self) -> float:
+        """Mean over rounds of the signal-to-noise ratio over the best attainable one."""
+        shares = [r.signal_share for r in self.rounds if r.signal_share is not None]
+        return float(np.mean(shares)) if shares else math.nan
+
+    @property
     def epsilon_spent(self) -> Mapping[str, float | None]:
         """By each client, after the last round."""
         return self.rounds[-1].epsilon_spent if self.rounds else {}
@@ -253,6 +259,7 @@ class RunResult:
             "smallest_client_accuracy": self.smallest_client_accuracy,
             "train_loss": self.train_loss,
             "noise_ratio": self.noise_ratio,
+            "signal_share": self.signal_share,
             "largest_epsilon": self.largest_epsilon,
             "epsilon_spent": dict(self.epsilon_spent),
         }

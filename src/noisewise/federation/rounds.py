@@ -196,7 +196,7 @@ def _record(
             else None
         ),
         signal_share=(
-            signal_share(answer.weights, true_noise, steps)
+            signal_share(answer.weights, true_noise, steps, federation.reference_noise[list(kept)])
             if answer and answer.is_weighted_sum and np.all(true_noise > 0)
             else None
         ),

@@ -156,7 +156,12 @@ def excess_noise(weights: ArrayLike, variance: ArrayLike) -> float:
     return noise / least
 
 
-def signal_share(weights: ArrayLike, variance: ArrayLike, steps: ArrayLike = 1.0) -> float:
+def signal_share(
+    weights: ArrayLike,
+    variance: ArrayLike,
+    steps: ArrayLike = 1.0,
+    reference: ArrayLike | None = None,
+) -> float:
     """Signal-to-noise ratio of a weighted sum over the best that any weights can reach, in [0, 1].
 
     A client's update carries signal in proportion to its local steps E_i, so the ratio is
@@ -168,6 +173,8 @@ def signal_share(weights: ArrayLike, variance: ArrayLike, steps: ArrayLike = 1.0
         weights: [n].
         variance: [n], sigma_i^2 > 0; infinite is allowed.
         steps: E_i, [n] or a scalar.
+        reference: [n], the noise with which the best is attained, where it is another one: a method
+            that makes clients add more noise than their budgets ask for stays behind.
 
     Example:
         >>> round(signal_share([0.8, 0.2], [1.0, 4.0]), 12)
@@ -180,9 +187,10 @@ def signal_share(weights: ArrayLike, variance: ArrayLike, steps: ArrayLike = 1.0
     if w.shape != v.shape or w.ndim != 1:
         raise InvalidValueError("weights", w.shape, f"must be [n] like variance, {v.shape}")
     e = np.broadcast_to(_numbers("steps", steps), w.shape)
-    smallest = float(np.min(v))
+    least = v if reference is None else _numbers("reference", reference, infinite=True)
+    smallest = float(np.min(least))
     noise = aggregate_noise(w, v / smallest)
-    best = float(np.sum(e**2 / (v / smallest)))
+    best = float(np.sum(e**2 / (least / smallest)))
     return float(np.sum(w * e) ** 2 / (noise * best)) if noise > 0 and best > 0 else 0.0
 
 

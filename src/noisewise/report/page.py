@@ -44,11 +44,12 @@ def final_table(results: Sequence[RunResult]) -> Table:
             for seed, score in zip(row.seed_numbers, row.scores, strict=True)
         )
         words = row.accuracy_words() + (f" ({row.remarks()})" if row.remarks() else "")
-        rows.append((row.method, words, *cells[2:4], str(row.seeds), scores))
+        rows.append((row.method, words, *cells[2:5], str(row.seeds), scores))
     headings = (
         "method",
         "accuracy ± standard error",
         "noise / oracle's",
+        "signal / best",
         "largest epsilon spent",
         "seeds",
         "each seed [%]",

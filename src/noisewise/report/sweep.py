@@ -53,10 +53,10 @@ def overview_table(sets: Sequence[RunSet]) -> Table:
     for one in sets:
         for row in method_rows(one.results):
             words = row.accuracy_words() + (f" ({row.remarks()})" if row.remarks() else "")
-            rows.append((one.name, row.method, words, str(row.seeds), *row.cells()[2:4]))
+            rows.append((one.name, row.method, words, str(row.seeds), *row.cells()[2:5]))
     headings = (
         "setting", "method", "accuracy ± standard error", "seeds", "noise / oracle's",
-        "largest epsilon spent",
+        "signal / best", "largest epsilon spent",
     )  # fmt: skip
     return Table(headings, tuple(rows))
 

@@ -14,7 +14,14 @@ from noisewise.federation.results import RunResult
 
 __all__ = ["MethodRow", "aligned", "as_csv", "as_markdown", "as_text", "by_method", "method_rows"]
 
-HEADINGS = ("method", "accuracy", "noise / oracle's", "largest epsilon", "told to the server")
+HEADINGS = (
+    "method",
+    "accuracy",
+    "noise / oracle's",
+    "signal / best",
+    "largest epsilon",
+    "told to the server",
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,7 @@ class MethodRow:
         unfinished: how many runs have not ended; they count with the rounds that they have.
         seed_numbers: which seeds.
         scores: accuracy under each of them.
+        signal_share: signal-to-noise ratio over the best attainable one; NaN where undefined.
     """
 
     method: str
@@ -46,6 +54,7 @@ class MethodRow:
     unfinished: int = 0
     seed_numbers: tuple[int, ...] = ()
     scores: tuple[float, ...] = ()
+    signal_share: float = math.nan
 
     @property
     def standard_error(self) -> float:
@@ -80,6 +89,7 @@ class MethodRow:
             self.method,
             accuracy,
             noise if math.isfinite(self.noise_ratio) else "not defined",
+            f"{self.signal_share:.2f}" if math.isfinite(self.signal_share) else "",
             epsilon,
             told,
         )
@@ -99,6 +109,7 @@ def method_rows(results: Sequence[RunResult]) -> tuple[MethodRow, ...]:
     for method, runs in by_method(results).items():
         scores = np.array([run.accuracy for run in runs])
         ratios = [run.noise_ratio for run in runs if math.isfinite(run.noise_ratio)]
+        shares = [run.signal_share for run in runs if math.isfinite(run.signal_share)]
         rows.append(
             MethodRow(
                 method=method,
@@ -112,6 +123,7 @@ def method_rows(results: Sequence[RunResult]) -> tuple[MethodRow, ...]:
                 unfinished=sum(run.status == "unfinished" for run in runs),
                 seed_numbers=tuple(run.seed for run in runs),
                 scores=tuple(float(score) for score in scores),
+                signal_share=float(np.mean(shares)) if shares else math.nan,
             )
         )
     return tuple(rows)
