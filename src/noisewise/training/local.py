@@ -17,6 +17,7 @@ from noisewise.training.torch_random import torch_seed
 __all__ = ["LocalUpdate", "TensorData", "local_update"]
 
 DEFAULT_PHYSICAL_BATCH = 256
+_BLOCK = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -107,4 +108,6 @@ def _add_noisy_sum(
             total += engine.clipped_sum(theta, inputs, targets, plan.clip_norm)
     if plan.is_private:
         noise = torch.from_numpy(rng.normal(step, len(theta))).to(theta.device)
-        total.add_(noise, alpha=plan.noise_std)
+        # By blocks: float32 noise of a large model would be copied to float64 as a whole first.
+        for some, part in zip(torch.split(total, _BLOCK), torch.split(noise, _BLOCK), strict=True):
+            some.add_(part, alpha=plan.noise_std)
