@@ -13,11 +13,11 @@ from typing import Annotated
 import typer
 
 from noisewise import __version__
-from noisewise.cli import clients, data, noise, training
+from noisewise.cli import clients, data, noise, reproduce, training
 from noisewise.cli.common import app
 from noisewise.errors import InvalidValueError, NoisewiseError
 
-__all__ = ["app", "clients", "data", "main", "noise", "training"]
+__all__ = ["app", "clients", "data", "main", "noise", "reproduce", "training"]
 
 
 @app.callback(invoke_without_command=True)
