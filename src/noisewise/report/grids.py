@@ -97,10 +97,15 @@ def grid_verdict(grid: Grid) -> str:
     within = sum(distance <= 1 for distance, *_ in found)
     share = within / len(found)
     word = "agrees" if share >= 0.9 else "agrees in part" if share >= 0.5 else "does not agree"
-    unit = f"{100 * grid.tolerance:g} %" if grid.relative else f"{grid.tolerance:g}"
+    unit = (
+        f"within {100 * grid.tolerance:g} % of"
+        if grid.relative
+        else f"within {grid.tolerance:g} of"
+    )
+    unit = unit if grid.tolerance > 1e-6 else "equal to"
     _, row, column, cell = max(found, key=lambda item: item[0])
     return (
-        f"{grid.title}: {word}; {within} of {len(found)} figures within {unit} of the paper's; "
+        f"{grid.title}: {word}; {within} of {len(found)} figures {unit} the paper's; "
         f"furthest is {row}, {column}: {grid.show(cell.ours)} against {grid.show(cell.paper)}."
     )
 

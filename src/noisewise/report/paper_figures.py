@@ -10,7 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike, NDArray
 
 from noisewise.report.figures import new_axes
@@ -48,8 +49,14 @@ def _plain(axes: Axes, *, x: bool = False, y: bool = False) -> None:
     """Ordinary numbers at the ticks of logarithmic axes."""
     for wanted, axis in ((x, axes.xaxis), (y, axes.yaxis)):
         if wanted:
+            low, high = axis.get_view_interval()
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axis.set_minor_formatter(NullFormatter())
+            short = high < 300 * low  # few decades: 2 and 5 are named as well
+            axis.set_minor_formatter(FuncFormatter(_two_and_five) if short else NullFormatter())
+
+
+def _two_and_five(value: float, _: object) -> str:
+    return f"{value:g}" if f"{value:e}"[0] in "25" else ""
 
 
 def _label_ends(axes: Axes, ends: Mapping[str, tuple[float, float, str]]) -> None:
@@ -120,11 +127,18 @@ def bars_figure(
     return figure
 
 
+def _hollow() -> Line2D:
+    """The legend's entry for published figures."""
+    grey = "#555555"
+    return Line2D([], [], marker="o", ls="", ms=10, mfc="none", color=grey, label="hollow: paper")
+
+
 def grid_figure(grid: Grid, y_label: str, *, log_y: bool = False) -> Figure:
     """A grid as points: a column of the table on the x axis, a colour for each method."""
     figure, axes = new_axes(max(6.0, 1.4 + 0.85 * len(grid.columns)), 4.5)
     count = max(1, len(grid.rows))
     published = False
+    handles = []
     for number, (row, cells) in enumerate(grid.rows.items()):
         colour = method_colour(row, number)
         shape = _SHAPES[number % len(_SHAPES)]
@@ -133,13 +147,15 @@ def grid_figure(grid: Grid, y_label: str, *, log_y: bool = False) -> Figure:
         found = [cells[column] for column in grid.columns if column in cells]
         spread = [c.spread if math.isfinite(c.spread) else 0.0 for c in found]
         ours = [c.ours for c in found]
-        axes.errorbar(places, ours, yerr=spread, fmt=shape, ms=5.5, color=colour, label=row)
+        bars = spread if any(spread) else None
+        axes.errorbar(places, ours, yerr=bars, fmt=shape, ms=5.5, color=colour)
+        handles.append(Line2D([], [], marker=shape, ls="", ms=5.5, color=colour, label=row))
         paper = [c.paper for c in found]
         if any(map(math.isfinite, paper)):
             published = True
             axes.plot(places, paper, shape, ms=10, mfc="none", mew=1.1, color=colour)
     if published:
-        axes.plot([], [], "o", ms=10, mfc="none", mew=1.1, color="#555555", label="hollow: paper")
+        handles.append(_hollow())
     if log_y:
         axes.set_yscale("log")
         _plain(axes, y=True)
@@ -149,7 +165,13 @@ def grid_figure(grid: Grid, y_label: str, *, log_y: bool = False) -> Figure:
     axes.set_xlim(-0.5, len(grid.columns) - 0.5)
     axes.set_ylabel(y_label)
     axes.grid(axis="y", alpha=0.25)
-    figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=9)
+    figure.legend(
+        handles=handles,
+        loc="outside upper center",
+        ncols=min(6, len(handles)),
+        frameon=False,
+        fontsize=9,
+    )
     return figure
 
 
@@ -187,6 +209,8 @@ def weights_panels(
         lower.plot(places, 100 * np.array(heights), mark, label=", ".join(names), **style)
     lower.set_ylabel("aggregation weight [%]")
     lower.set_xlabel(x_label)
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _plain(upper, y=True)
     for axes in (upper, lower):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
