@@ -49,6 +49,7 @@ class Grid:
         digits: decimals to show; None for four significant ones.
         tolerance: largest difference that counts as agreement.
         relative: whether ``tolerance`` is a share of the published figure.
+        comparable: False where settings differ from the paper's: then there are no verdicts.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Grid:
     digits: int | None = 2
     tolerance: float = 2.0
     relative: bool = False
+    comparable: bool = True
 
     def show(self, value: float) -> str:
         """A figure as words."""
@@ -72,7 +74,7 @@ class Grid:
         """
         rounding = 0.5 * 10.0 ** -(self.digits if self.digits is not None else 12)
         apart = max(0.0, abs(cell.difference) - rounding) if self.digits else abs(cell.difference)
-        if not math.isfinite(cell.difference):
+        if not self.comparable or not math.isfinite(cell.difference):
             return math.nan
         return apart / (self.tolerance * (abs(cell.paper) if self.relative else 1.0))
 

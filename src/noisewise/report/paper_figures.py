@@ -17,7 +17,15 @@ from numpy.typing import ArrayLike, NDArray
 from noisewise.report.figures import new_axes
 from noisewise.report.grids import Grid
 
-__all__ = ["Line", "bars_figure", "grid_figure", "lines_figure", "method_colour", "weights_panels"]
+__all__ = [
+    "Line",
+    "bars_figure",
+    "grid_figure",
+    "lines_figure",
+    "method_colour",
+    "panels_figure",
+    "weights_panels",
+]
 
 _COLOURS = {
     "RobustHDP": "#0072B2",
@@ -135,7 +143,8 @@ def _hollow() -> Line2D:
 
 def grid_figure(grid: Grid, y_label: str, *, log_y: bool = False) -> Figure:
     """A grid as points: a column of the table on the x axis, a colour for each method."""
-    figure, axes = new_axes(max(6.0, 1.4 + 0.85 * len(grid.columns)), 4.5)
+    width = max(6.0, 1.4 + 0.85 * len(grid.columns))
+    figure, axes = new_axes(width, 4.5)
     count = max(1, len(grid.rows))
     published = False
     handles = []
@@ -168,10 +177,38 @@ def grid_figure(grid: Grid, y_label: str, *, log_y: bool = False) -> Figure:
     figure.legend(
         handles=handles,
         loc="outside upper center",
-        ncols=min(6, len(handles)),
+        ncols=min(int(width / 1.5), len(handles)),
         frameon=False,
         fontsize=9,
     )
+    return figure
+
+
+def panels_figure(grid: Grid, y_label: str) -> Figure:
+    """One panel of bars for each column of a grid; the paper's figures are outlines."""
+    figure = Figure(figsize=(2.2 + 2.1 * len(grid.columns), 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(grid.columns), squeeze=False)[0]
+    for axes, column in zip(panels, grid.columns, strict=True):
+        cells = {row: found[column] for row, found in grid.rows.items() if column in found}
+        places = range(len(cells))
+        ours = [cell.ours for cell in cells.values()]
+        paper = [cell.paper for cell in cells.values()]
+        colours = [method_colour(row, k) for k, row in enumerate(cells)]
+        spread = [c.spread if math.isfinite(c.spread) else 0.0 for c in cells.values()]
+        axes.bar(places, ours, width=0.7, color=colours, yerr=spread if any(spread) else None)
+        axes.bar(places, paper, width=0.86, fill=False, edgecolor="#333333", lw=1.0)
+        for k, (mine, theirs) in enumerate(zip(ours, paper, strict=True)):
+            top = max(mine, theirs) if math.isfinite(theirs) else mine
+            axes.annotate(
+                f"{mine:.1f}", (k, top), (0, 3), textcoords="offset points", ha="center", fontsize=8
+            )
+        axes.set_xticks(places, list(cells), rotation=35, ha="right", fontsize=8)
+        axes.set_title(column, fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", alpha=0.25)
+    panels[0].set_ylabel(y_label)
+    figure.supxlabel("bars and numbers: ours; outlines: the paper's", fontsize=9)
     return figure
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +65,14 @@ class Column:
         config: of all its runs.
         jobs: method and seed of each.
         rate: the learning rate that the column stands for, in a search.
+        rates: which of the paper's learning rates the jobs have, such as ``mnist Dist6``.
     """
 
     name: str
     config: ExperimentConfig
     jobs: tuple[Job, ...]
     rate: float | None = None
+    rates: str = ""
 
 
 def make_columns(artefact: Artefact, wishes: Wishes) -> tuple[Column, ...]:
@@ -118,7 +120,7 @@ def default_columns(artefact: Artefact) -> tuple[str, ...]:
 
 
 def _renamed(column: Column, name: str) -> Column:
-    return Column(name, column.config, column.jobs, column.rate)
+    return replace(column, name=name)
 
 
 def _column(artefact: Artefact, name: str, wishes: Wishes, rate: float | None = None) -> Column:
@@ -139,12 +141,17 @@ def _column(artefact: Artefact, name: str, wishes: Wishes, rate: float | None = 
         for method in methods
         if first or _matters(sweep.told, method)
     )
-    return Column(name, config, jobs, rate)
+    return Column(name, config, jobs, rate, _rates(artefact, name) if rate is None else "")
 
 
 def _matters(told: str | None, method: str) -> bool:
     needs = make_method(method).aggregator.needs
     return told is None or told in {need.value for need in needs}
+
+
+def _rates(artefact: Artefact, column: str) -> str:
+    dataset, key = artefact.about.learning_rates, artefact.about.learning_rate_columns.get(column)
+    return f"{dataset} {key or column}" if dataset else ""
 
 
 def _method(artefact: Artefact, column: str, method: str, rate: float | None) -> MethodConfig:
@@ -158,16 +165,17 @@ def _method(artefact: Artefact, column: str, method: str, rate: float | None) ->
     return MethodConfig(name=method, learning_rate=rates.get(key))
 
 
-def cell_name(config: ExperimentConfig) -> str:
+def cell_name(column: Column) -> str:
     """A folder for a setting, the same for every artefact that has it.
 
     Methods, seeds and executors do not count: runs have folders of their own below it, and results
     do not depend on who computes them.
     """
+    config = column.config
     plain = config.model_dump(mode="json", exclude={"compare", "method", "seed"})
     for key in ("executor", "ray_address"):
         plain["training"].pop(key)
-    digest = hashlib.sha256(to_json(plain).encode()).hexdigest()[:10]
+    digest = hashlib.sha256(to_json([plain, column.rates]).encode()).hexdigest()[:10]
     epsilon = config.population.epsilon
     words = [config.data.name, str(config.data.clients), config.model.name]
     words.append(epsilon if isinstance(epsilon, str) else "epsilons")
@@ -179,7 +187,7 @@ def run_column(
 ) -> Comparison:
     """Run what is not finished yet of a column; finished runs are read back."""
     plain = column.config.model_copy(update={"compare": CompareConfig()})
-    folder = store / cell_name(column.config)
+    folder = store / cell_name(column)
     return compare(plain, column.jobs, folder, workers=workers, on_round=on_round)
 
 
@@ -187,7 +195,7 @@ def read_finished(column: Column, store: Path) -> Comparison:
     """The runs of a column that are finished already; nothing is computed."""
     found: list[RunResult] = []
     for job in column.jobs:
-        folder = store / cell_name(column.config) / "runs" / job.folder_name
+        folder = store / cell_name(column) / "runs" / job.folder_name
         if not (folder / "result.json").exists():
             continue
         result = load_result(folder)

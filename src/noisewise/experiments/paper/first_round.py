@@ -57,7 +57,7 @@ def _first_round(column: Column, seed: int, store: Path, workers: int) -> FirstR
     )
     job = Job(job.method, seed)
     rate = job.method.learning_rate or column.config.training.learning_rate
-    path = store / cell_name(column.config) / f"updates-{rate:g}-seed{seed}.safetensors"
+    path = store / cell_name(column) / f"updates-{rate:g}-seed{seed}.safetensors"
     clients = make_population(column.config, seed)
     if not path.exists():
         begun = time.monotonic()
@@ -193,7 +193,7 @@ def _weight_claims(
         claims.append(
             Claim(
                 f"the client with the second largest epsilon gets a weight close to {said}",
-                abs(mine[second] - said) < 0.02,
+                bool(abs(mine[second] - said) < 0.02),
                 f"{mine[second]:.3f}, oracle {oracle[second]:.3f}",
             )
         )

@@ -88,10 +88,12 @@ def reproduce(
     begun = time.monotonic()
 
     def finish(outcome: Outcome, seeds: Sequence[int]) -> Reproduction:
+        fault = _not_comparable(artefact, wishes)
         whole = replace(
             outcome,
+            grids=tuple(replace(grid, comparable=not fault) for grid in outcome.grids),
             notes=tuple(dict.fromkeys((*outcome.notes, *about.notes))),
-            not_comparable=_not_comparable(artefact, wishes),
+            not_comparable=fault,
         )
         origin = provenance() | {
             "seeds": list(seeds),

@@ -15,7 +15,7 @@ from noisewise.experiments.paper.registry import Artefact, load_artefact
 from noisewise.federation.results import RunResult
 from noisewise.report.figures import accuracy_figure
 from noisewise.report.grids import Cell, Grid
-from noisewise.report.paper_figures import Line, grid_figure, lines_figure
+from noisewise.report.paper_figures import Line, grid_figure, lines_figure, panels_figure
 
 __all__ = ["Trained", "accuracy", "bars", "curves", "fairness", "falsified", "learning_rates"]
 
@@ -131,9 +131,9 @@ def accuracy(artefact: Artefact, trained: Sequence[Trained]) -> Outcome:
 
 
 def bars(artefact: Artefact, trained: Sequence[Trained]) -> Outcome:
-    """The four panels of the main part, as one chart."""
+    """The four panels of the main part."""
     grid = _grid(artefact, trained, "Mean test accuracy [%]", _accuracy, None)
-    figure = grid_figure(grid, "mean test accuracy [%]")
+    figure = panels_figure(grid, "mean test accuracy [%]")
     return Outcome((grid,), _winner_claim(grid), {"accuracy-bars": figure})
 
 
