@@ -24,6 +24,7 @@ from noisewise.experiments.paper.published import (
     published_learning_rates,
     published_table,
 )
+from noisewise.experiments.paper.writing import write_index
 from noisewise.report.grids import Cell, Grid, grid_csv, grid_latex, grid_text, grid_verdict
 
 ROOT = Path(__file__).parents[1]
@@ -272,3 +273,12 @@ def test_what_the_docs_say_about_the_papers_own_tables() -> None:
     main, ablation = published_table("mnist_accuracy"), published_table("mnist_ablation_privacy")
     apart = [(m, c) for m, r in ablation.items() for c in r if r[c][0] != main[m][c][0]]
     assert len(apart) == 6
+
+
+def test_the_index_lists_artefacts_with_their_verdicts(tmp_path: Path) -> None:
+    reproduce("model-sizes", folder=tmp_path / "model-sizes")
+    text = write_index(tmp_path).read_text()
+    assert "3 of 4 figures equal to the paper's" in text
+    assert "[model-sizes](model-sizes/README.md)" in text
+    with pytest.raises(InvalidValueError, match="--index"):
+        write_index(tmp_path / "nowhere")

@@ -51,6 +51,9 @@ def reproduce_command(
     collect: Annotated[
         bool, typer.Option("--collect", help="Train nothing: show the runs finished so far.")
     ] = False,
+    index: Annotated[
+        Path | None, typer.Option(help="Only write a README for the artefacts in this folder.")
+    ] = None,
     settings: Set = None,
     as_json: AsJson = False,
 ) -> None:
@@ -65,6 +68,11 @@ def reproduce_command(
       noisewise reproduce accuracy-mnist --dists Dist6 --seeds 1
       noisewise reproduce accuracy-mnist --dists Dist6 --collect
     """
+    if index is not None:
+        from noisewise.experiments.paper.writing import write_index
+
+        typer.echo(f"index: {write_index(index)}")
+        return
     if name is None:
         _list(as_json)
         return

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from noisewise.errors import InvalidValueError
 from noisewise.experiments.paper.outcome import Outcome, grid_data, verdicts
-from noisewise.experiments.paper.registry import Artefact
+from noisewise.experiments.paper.registry import Artefact, artefact_names
 from noisewise.federation.results import to_json
 from noisewise.report.figures import save_figure
 from noisewise.report.grids import grid_csv, grid_latex, grid_markdown, grid_text
 from noisewise.storage import write_atomic
 
-__all__ = ["as_data", "as_text", "write_outcome"]
+__all__ = ["as_data", "as_text", "write_index", "write_outcome"]
 
 
 def as_data(artefact: Artefact, outcome: Outcome, origin: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,6 +59,32 @@ def _origin(origin: Mapping[str, Any]) -> str:
         f"{origin['workers']} worker(s) on {machine['cores']} cores of {machine['processor']}",
     ]
     return "; ".join(facts) + "."
+
+
+def write_index(folder: Path) -> Path:
+    """A README that lists the artefacts in a folder with their verdicts, in the paper's order."""
+    found = {
+        path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/result.json")
+    }
+    if not found:
+        allowed = "must hold artefacts that `noisewise reproduce NAME --output FOLDER/NAME` wrote"
+        raise InvalidValueError("--index", str(folder), allowed)
+    lines = ["# What was run", "", "Written by `noisewise reproduce --index`. See"]
+    lines += ["docs/reproduction.md for what agrees with the paper, what does not, and why.", ""]
+    for name in sorted(found, key=_place):
+        content = found[name]
+        lines += [f"## [{name}]({name}/README.md)", "", f"{content['title']}.", ""]
+        lines += [_origin(content["origin"]), ""]
+        lines += [*(f"- {sentence}" for sentence in content["verdicts"]), ""]
+    path = folder / "README.md"
+    write_atomic(path, ("\n".join(lines).rstrip() + "\n").encode())
+    return path
+
+
+def _place(name: str) -> int:
+    """Where an artefact stands in the paper; copies under other names come last."""
+    names = artefact_names()
+    return names.index(name) if name in names else len(names)
 
 
 def write_outcome(
