@@ -24,6 +24,7 @@ from noisewise.experiments.paper.published import (
     published_learning_rates,
     published_table,
 )
+from noisewise.experiments.paper.reproduce import _not_comparable
 from noisewise.experiments.paper.writing import write_index
 from noisewise.report.grids import Cell, Grid, grid_csv, grid_latex, grid_text, grid_verdict
 
@@ -244,6 +245,16 @@ def test_unknown_names_are_refused() -> None:
         reproduce("noise-table", Wishes(columns=("Dist10",)))
     with pytest.raises(InvalidValueError, match="Nonsense"):
         reproduce("accuracy-mnist", Wishes(methods=("Nonsense",)))
+
+
+def test_other_seeds_are_comparable_and_other_settings_are_not() -> None:
+    assert _not_comparable(load_artefact("accuracy-mnist"), Wishes(settings={"seed": 7})) == ""
+    assert _not_comparable(load_artefact("accuracy-mnist"), Wishes(rounds=200)) == ""
+    for wishes in (Wishes(rounds=100), Wishes(settings={"training.accountant": "pld"})):
+        for name in ("accuracy-mnist", "accuracy-bars", "noise-table-estimated"):
+            assert "not the paper's" in _not_comparable(load_artefact(name), wishes)
+    with pytest.raises(InvalidValueError, match="all methods"):
+        reproduce("weights-mnist", Wishes(methods=("PFA",)))
 
 
 def test_costs_are_measured_and_scale() -> None:

@@ -31,7 +31,10 @@ def reproduce_command(
         str | None, typer.Argument(help="A table or figure; without it, all are listed.")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Runs of each method, instead of the paper's 3.")
+        int | None,
+        typer.Option(
+            min=1, help="Runs of each method, instead of the paper's 3; --set seed=10 begins at 10."
+        ),
     ] = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Rounds, instead of the paper's 200.")

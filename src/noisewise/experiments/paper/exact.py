@@ -217,7 +217,8 @@ def h_against_n(artefact: Artefact, columns: Sequence[str]) -> Outcome:
         title=f"epsilon {o['epsilon']:g}, batch size {o['batch_size']}, {o['rounds']} rounds",
     )
     note = (
-        "No oscillations: z is solved for, where the paper's came from a search with a coarse step."
+        "No oscillations: z is read off the accountant's own curve; the paper says that its own come "
+        "from finding z empirically."
     )
     title = "1 / H in millionths, by accountant (rows) and dataset size"
     return Outcome(

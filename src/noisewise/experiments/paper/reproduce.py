@@ -112,6 +112,7 @@ def reproduce(
         _refuse(artefact, wishes)
         return finish(_EXACT[about.make](artefact, _exact_columns(artefact, wishes)), ())
     if about.kind == "first round":
+        _refuse(artefact, wishes)
         seeds = artefact.config().compare.seeds if wishes.seeds is None else wishes.seeds
         outcome = _FIRST_ROUND[about.make](artefact, wishes, store)
         start = artefact.config(wishes.changes).seed
@@ -167,13 +168,16 @@ def _exact_columns(artefact: Artefact, wishes: Wishes) -> tuple[str, ...]:
 
 
 def _refuse(artefact: Artefact, wishes: Wishes) -> None:
-    """Closed forms have no seeds, methods or config fields to choose."""
-    given = {"--seeds": wishes.seeds, "--rounds": wishes.rounds, "--methods": wishes.methods,
-             "--set": wishes.settings or None}  # fmt: skip
+    """Options that play no part in an artefact are an error, lest they seem to."""
+    given: dict[str, object] = {"--methods": wishes.methods}
+    reason = "which shows all methods"
+    if artefact.about.kind == "exact":
+        given |= {"--seeds": wishes.seeds, "--rounds": wishes.rounds}
+        given |= {"--set": wishes.settings or None}
+        reason = "which is computed from closed forms"
     for option, value in given.items():
         if value is not None:
-            allowed = f"plays no part in {artefact.name}, which is computed from closed forms"
-            raise InvalidValueError(option, value, allowed)
+            raise InvalidValueError(option, value, f"plays no part in {artefact.name}, {reason}")
 
 
 def _accountant(artefact: Artefact, wishes: Wishes) -> str:
@@ -182,14 +186,16 @@ def _accountant(artefact: Artefact, wishes: Wishes) -> str:
     return str(wishes.changes.get("training.accountant", "moments"))
 
 
+_HARMLESS = ("seed", "training.executor", "training.ray_address", "training.evaluate_every")
+
+
 def _not_comparable(artefact: Artefact, wishes: Wishes) -> str:
     """Why the paper's figures cannot be compared with these, if they cannot."""
-    if artefact.about.kind != "trained" or not wishes.changes:
+    changes = {key: value for key, value in wishes.changes.items() if key not in _HARMLESS}
+    if artefact.about.kind not in ("trained", "first round") or not changes:
         return ""
     part = artefact.about.parts[0].artefact if artefact.about.parts else artefact.name
-    content = load_artefact(part).config()
-    changed = load_artefact(part).config(wishes.changes)
-    if content == changed:
+    if load_artefact(part).config() == load_artefact(part).config(changes):
         return ""
-    said = ", ".join(f"{key} = {value}" for key, value in wishes.changes.items())
+    said = ", ".join(f"{key} = {value}" for key, value in changes.items())
     return f"{said} is not the paper's setting"
