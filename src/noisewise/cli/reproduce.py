@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from noisewise.cli.common import AsJson, Set, Workers, app, cores, overrides
+
+if TYPE_CHECKING:
+    from noisewise.experiments.comparison import OnProgress
+    from noisewise.experiments.paper.cells import Column, Wishes
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:
@@ -79,21 +83,31 @@ def reproduce_command(
     if name is None:
         _list(as_json)
         return
-    from noisewise.display import comparison_display
-    from noisewise.experiments.comparison import OnProgress
+    given = {"--seeds": seeds, "--rounds": rounds, "--dists": dists, "--methods": methods}
+    typed = [f"{key} {value}" for key, value in given.items() if value is not None]
+    typed += [f"--set {setting}" for setting in settings or []]
     from noisewise.experiments.paper import Wishes
-    from noisewise.experiments.paper.cells import Column
-    from noisewise.experiments.paper.reproduce import reproduce
-    from noisewise.experiments.paper.writing import as_data, as_text
-    from noisewise.federation.results import to_json
 
     wishes = Wishes(
         seeds, rounds, _names(dists), _names(methods), workers or cores(), overrides(settings)
     )
-    folder = output or Path("runs/paper") / name
-    given = {"--seeds": seeds, "--rounds": rounds, "--dists": dists, "--methods": methods}
-    typed = [f"{key} {value}" for key, value in given.items() if value is not None]
-    typed += [f"--set {setting}" for setting in settings or []]
+    _reproduce(name, wishes, output or Path("runs/paper") / name, store, collect, typed, as_json)
+
+
+def _reproduce(
+    name: str,
+    wishes: Wishes,
+    folder: Path,
+    store: Path,
+    collect: bool,
+    typed: list[str],
+    as_json: bool,
+) -> None:
+    """Compute an artefact, showing progress, and print it."""
+    from noisewise.display import comparison_display
+    from noisewise.experiments.paper.reproduce import reproduce
+    from noisewise.experiments.paper.writing import as_data, as_text
+    from noisewise.federation.results import to_json
 
     @contextlib.contextmanager
     def on_column(column: Column) -> Iterator[OnProgress]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from noisewise.data.populations import authors_population
 from noisewise.experiments.noise_table import client_variance, noise_multiplier, noise_table
@@ -89,23 +90,7 @@ def noise_variance(artefact: Artefact, columns: Sequence[str]) -> Outcome:
         {n: {c: Cell(float(v)) for c, v in zip(names, y, strict=True)} for n, y in rows.items()},
         None,
     )
-    falling = all(np.all(np.diff(values) < 0) for values in rows.values())
-    by_batch = np.array(list(rows.values()))
-    power = float(np.log(by_batch[0] / by_batch[-1]).mean() / np.log(128 / 16))
-    claims = (
-        Claim("sigma^2 falls with epsilon at every batch size", falling, f"{len(names)} values"),
-        Claim(
-            "sigma^2 falls quickly when the batch grows",
-            bool(np.all(np.diff(by_batch, axis=0) < 0)),
-            f"like b^-{power:.1f} on average: b^3 of the formula, less what z takes back",
-        ),
-        Claim(
-            "14 of 20 clients have much smaller noise than the other 6",
-            gap == 14,
-            f"{o['pattern']}: the largest gap, a factor {order[gap] / order[gap - 1]:.1f}, lies "
-            f"between the {gap} quiet and the {20 - gap} noisy clients",
-        ),
-    )
+    claims = _variance_claims(list(rows.values()), order, gap, o["pattern"])
     lines = {n: Line(o["epsilons"], [float(v) for v in y]) for n, y in rows.items()}
     labels = [f"{e:g}\n{b}" for e, b in zip(draw.epsilons, draw.batch_sizes, strict=True)]
     figures = {
@@ -126,6 +111,32 @@ def noise_variance(artefact: Artefact, columns: Sequence[str]) -> Outcome:
         ),
     }
     return Outcome((grid,), claims, figures, {"pattern": pattern.tolist()}, _notes(artefact))
+
+
+def _variance_claims(
+    rows: Sequence[NDArray[np.float64]], order: NDArray[np.float64], gap: int, pattern: str
+) -> tuple[Claim, ...]:
+    """What the paper says about sigma^2; rows are those of batch sizes 16 to 128."""
+    by_batch = np.array(rows)
+    power = float(np.log(by_batch[0] / by_batch[-1]).mean() / np.log(128 / 16))
+    return (
+        Claim(
+            "sigma^2 falls with epsilon at every batch size",
+            bool(np.all(np.diff(by_batch, axis=1) < 0)),
+            f"{by_batch.shape[1]} values",
+        ),
+        Claim(
+            "sigma^2 falls quickly when the batch grows",
+            bool(np.all(np.diff(by_batch, axis=0) < 0)),
+            f"like b^-{power:.1f} on average: b^3 of the formula, less what z takes back",
+        ),
+        Claim(
+            "14 of 20 clients have much smaller noise than the other 6",
+            gap == 14,
+            f"{pattern}: the largest gap, a factor {order[gap] / order[gap - 1]:.1f}, lies between "
+            f"the {gap} quiet and the {20 - gap} noisy clients",
+        ),
+    )
 
 
 def _notes(artefact: Artefact) -> tuple[str, ...]:
@@ -217,8 +228,8 @@ def h_against_n(artefact: Artefact, columns: Sequence[str]) -> Outcome:
         title=f"epsilon {o['epsilon']:g}, batch size {o['batch_size']}, {o['rounds']} rounds",
     )
     note = (
-        "No oscillations: z is read off the accountant's own curve; the paper says that its own come "
-        "from finding z empirically."
+        "No oscillations: z is read off the accountant's own curve; the paper says that its own "
+        "come from finding z empirically."
     )
     title = "1 / H in millionths, by accountant (rows) and dataset size"
     return Outcome(
