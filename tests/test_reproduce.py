@@ -205,6 +205,7 @@ def test_trained_artefacts_work(name: str, place: str, grids: set[str], tmp_path
     assert list((tmp_path / "out").glob("*.png"))
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     """kill -9 in the middle; the second call plays only the rounds that are missing."""
     words = [sys.executable, "-m", "noisewise.cli", "reproduce", "accuracy-mnist", "--dists",
