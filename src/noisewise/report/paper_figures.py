@@ -109,6 +109,8 @@ def lines_figure(
         axes.plot(line.x, line.y, shape + "-", ms=4, lw=1.6, color=colour)
         ends[name] = (line.x[-1], line.y[-1], colour)
     _plain(axes, x=log_x, y=log_y)
+    if not log_x and all(float(x).is_integer() for line in lines.values() for x in line.x):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if x_ticks is not None:
         axes.set_xticks(x_ticks, [f"{tick:g}" for tick in x_ticks])
     axes.set_xlabel(x_label)
