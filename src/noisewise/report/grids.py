@@ -121,7 +121,7 @@ def _lines(grid: Grid) -> list[tuple[str, str, list[str]]]:
         if any(math.isfinite(cell.paper) for cell in picked):
             theirs = [
                 grid.show(c.paper)
-                + (f" ± {grid.show(c.paper_spread)}" if math.isfinite(c.paper_spread) else "")
+                + (f" ± {c.paper_spread:.2g}" if math.isfinite(c.paper_spread) else "")
                 for c in picked
             ]
             lines.append(("", "paper", theirs))
