@@ -47,8 +47,10 @@ def test_z_is_the_accountants() -> None:
             z = module._noise_multiplier_curve(batch / 2400, steps, 1e-4)(epsilon)
             reached = epsilon_of(batch / 2400, z, steps, 1e-4, "moments")
             assert reached == pytest.approx(epsilon, rel=1e-3)
+    z = module._noise_multiplier_curve(32 / 2400, 15_000, 1e-4, "pld")(0.7)
+    assert epsilon_of(32 / 2400, z, 15_000, 1e-4, "pld") == pytest.approx(0.7, rel=1e-3)
     draw = authors_population("Dist1", 20)
-    z = module._rounded_noise_multiplier(draw.epsilons[0], 2400, 32, 200, draw.delta)
+    z = module.noise_multiplier(draw.epsilons[0], 2400, 32, 200, draw.delta)
     assert z == round(z, 2)
 
 
@@ -78,4 +80,4 @@ def test_bad_values() -> None:
     with pytest.raises(InvalidValueError, match="clip_norm"):
         noise_table(["Dist1"], clip_norm=0.0)
     with pytest.raises(AccountingError, match="floor"):
-        module._rounded_noise_multiplier(0.14, 2400, 32, 200, 1e-4)
+        module.noise_multiplier(0.14, 2400, 32, 200, 1e-4)

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from noisewise import __version__
-from noisewise.cli import attacks, audit, clients, data, ledger, noise, report, training
+from noisewise.cli import attacks, audit, clients, data, ledger, noise, report, reproduce, training
 from noisewise.cli.common import app
 from noisewise.errors import InvalidValueError, NoisewiseError
 
@@ -27,6 +27,7 @@ __all__ = [
     "main",
     "noise",
     "report",
+    "reproduce",
     "training",
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import tomllib
@@ -17,7 +18,7 @@ from noisewise.federation.executors import ExecutorName, check_executor
 from noisewise.federation.settings import DEFAULT_LOSS_RECORDS
 from noisewise.training.local import DEFAULT_PHYSICAL_BATCH
 
-__all__ = ["ExperimentConfig", "dump_config", "load_config", "parse_config"]
+__all__ = ["ExperimentConfig", "dump_config", "load_config", "parse_config", "replace_fields"]
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
@@ -223,15 +224,21 @@ def load_config(path: Path | str, overrides: Mapping[str, Any] | None = None) ->
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidValueError("config", str(path), f"must be TOML ({error})") from error
-    for key, value in (overrides or {}).items():
+    return parse_config(replace_fields(content, overrides or {}))
+
+
+def replace_fields(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a config's content with some fields (dotted name -> value) replaced."""
+    changed: dict[str, Any] = copy.deepcopy(dict(content))
+    for key, value in overrides.items():
         *parents, last = key.split(".")
-        table: Any = content
+        table: Any = changed
         for parent in parents:
             table = table.setdefault(parent, {}) if isinstance(table, dict) else None
         if not isinstance(table, dict):
             raise InvalidValueError("set", key, "must be a dotted name of a config field")
         table[last] = value
-    return parse_config(content)
+    return changed
 
 
 def _first_fault(error: ValidationError) -> InvalidValueError:

@@ -17,7 +17,7 @@ from noisewise.errors import AccountingError
 from noisewise.noise.variance import aggregate_noise, oracle_noise, update_noise_variance
 from noisewise.privacy.accounting import epsilon_of, moments_floor
 
-__all__ = ["noise_table"]
+__all__ = ["client_variance", "noise_multiplier", "noise_table"]
 
 
 def noise_table(
@@ -27,12 +27,14 @@ def noise_table(
     n_examples: int = 2400,
     rounds: int = 200,
     clip_norm: float = 3.0,
+    accountant: str = "moments",
+    decimals: int | None = 2,
 ) -> dict[str, dict[str, float]]:
     """Noise of the aggregate in one round, sum_i w_i^2 sigma_i^2 / (p eta^2), for each method.
 
-    The convention is the authors', for comparison with their table and for nothing else: accountant
-    ``moments``, z for E N/b steps and rounded to 2 decimals, sigma_i^2 with ceil(N/b) steps. No
-    training ever uses a rounded z.
+    The default convention is the authors', for comparison with their table and for nothing else:
+    accountant ``moments``, z for E N/b steps and rounded to 2 decimals, sigma_i^2 with ceil(N/b)
+    steps. No training ever uses a rounded z.
 
     Args:
         distributions: of epsilon, ``"Dist1"`` .. ``"Dist9"``, as the authors drew them.
@@ -40,6 +42,8 @@ def noise_table(
         n_examples: N, the same for every client.
         rounds: E.
         clip_norm: c.
+        accountant: ``moments``, ``rdp`` or ``pld``.
+        decimals: to which z is rounded; None for not at all.
 
     Returns:
         Values by method (WeiAvg, DPFedAvg, MinEpsilon, Oracle) and distribution.
@@ -62,7 +66,10 @@ def noise_table(
         least = AuthorsDraw((min(draw.epsilons),) * n_clients, draw.batch_sizes, draw.delta)
         equal = np.full(n_clients, 1 / n_clients)  # w ~ N with equal N
         variance, least_variance = (
-            _variance(population, n_examples, rounds, clip_norm) for population in (draw, least)
+            client_variance(
+                population, n_examples, rounds, clip_norm, accountant=accountant, decimals=decimals
+            )
+            for population in (draw, least)
         )
         table["WeiAvg"][name] = aggregate_noise(proportional_weights(draw.epsilons), variance)
         table["DPFedAvg"][name] = aggregate_noise(equal, variance)
@@ -71,45 +78,69 @@ def noise_table(
     return table
 
 
-def _variance(
-    draw: AuthorsDraw, n_examples: int, rounds: int, clip_norm: float
+def client_variance(
+    draw: AuthorsDraw,
+    n_examples: int = 2400,
+    rounds: int = 200,
+    clip_norm: float = 3.0,
+    *,
+    accountant: str = "moments",
+    decimals: int | None = 2,
 ) -> NDArray[np.float64]:
-    """sigma_i^2 / (p eta^2) of every client, [n]."""
+    """sigma_i^2 / (p eta^2) of every client of a draw, [n]; see `noise_table`."""
     z = [
-        _rounded_noise_multiplier(epsilon, n_examples, batch, rounds, draw.delta)
+        noise_multiplier(epsilon, n_examples, batch, rounds, draw.delta, accountant, decimals)
         for epsilon, batch in zip(draw.epsilons, draw.batch_sizes, strict=True)
     ]
     steps = [-(-n_examples // batch) for batch in draw.batch_sizes]
     return update_noise_variance(1, steps, 1.0, clip_norm, z, draw.batch_sizes)
 
 
-def _rounded_noise_multiplier(
-    epsilon: float, n_examples: int, batch_size: int, rounds: int, delta: float
+def noise_multiplier(
+    epsilon: float,
+    n_examples: int,
+    batch_size: int,
+    rounds: int,
+    delta: float,
+    accountant: str = "moments",
+    decimals: int | None = 2,
 ) -> float:
+    """Z of an epsilon by interpolation, for tables and figures; plans use `calibrate`.
+
+    Raises:
+        AccountingError: out of reach.
+    """
     steps = round(rounds * n_examples / batch_size)
-    z = _noise_multiplier_curve(batch_size / n_examples, steps, delta)(epsilon)
+    z = _noise_multiplier_curve(batch_size / n_examples, steps, delta, accountant)(epsilon)
     if not np.isfinite(z):
+        floor = moments_floor(delta) if accountant == "moments" else 0.0
         raise AccountingError(
-            f"epsilon = {epsilon:g} is out of the reach of accountant 'moments' at delta = "
-            f"{delta:g}, whose floor is {moments_floor(delta):.4g}"
+            f"epsilon = {epsilon:g} is out of the reach of accountant '{accountant}' at delta = "
+            f"{delta:g}, whose floor is {floor:.4g}"
         )
-    return round(z, 2)
+    return z if decimals is None else round(z, decimals)
 
 
 @functools.cache
 def _noise_multiplier_curve(
-    sample_rate: float, steps: int, delta: float
+    sample_rate: float, steps: int, delta: float, accountant: str = "moments"
 ) -> Callable[[float], float]:
     """The z of an epsilon, NaN out of reach: one curve serves all clients of a batch size.
 
-    log z against log(epsilon - floor) is all but straight: 48 points fix epsilon(z) to 1e-3.
+    log z against log(epsilon - floor) is all but straight: 48 points (24 for the slower, smoother
+    ``pld``) fix epsilon(z) to 1e-3.
     """
-    floor = moments_floor(delta)
-    grid = np.geomspace(400.0, 0.4, 48)
-    excess = [epsilon_of(sample_rate, float(z), steps, delta, "moments") - floor for z in grid]
-    curve = PchipInterpolator(np.log(excess), np.log(grid), extrapolate=False)
+    floor = moments_floor(delta) if accountant == "moments" else 0.0
+    grid = np.geomspace(400.0, 0.4, 24 if accountant == "pld" else 48)
+    points: list[tuple[float, float]] = []
+    for z in grid:
+        epsilon = epsilon_of(sample_rate, float(z), steps, delta, accountant)
+        if not points or np.log(epsilon - floor) > points[-1][0]:
+            points.append((np.log(epsilon - floor), np.log(z)))
+    excess, logs = np.transpose(points)
+    curve = PchipInterpolator(excess, logs, extrapolate=False)
 
-    def noise_multiplier(epsilon: float) -> float:
+    def interpolated(epsilon: float) -> float:
         return float(np.exp(curve(np.log(epsilon - floor)))) if epsilon > floor else math.nan
 
-    return noise_multiplier
+    return interpolated

@@ -1,0 +1,205 @@
+"""From an artefact to runs: one cell for each column, shared between artefacts and resumable."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from noisewise.aggregation.methods import make_method
+from noisewise.data.populations import DISTRIBUTIONS
+from noisewise.errors import InvalidValueError
+from noisewise.experiments.comparison import Comparison, OnProgress, compare
+from noisewise.experiments.config import CompareConfig, ExperimentConfig, MethodConfig
+from noisewise.experiments.paper.published import learning_rate_grid, published_learning_rates
+from noisewise.experiments.paper.registry import Artefact, load_artefact
+from noisewise.experiments.runner import Job
+from noisewise.federation.results import RunResult, load_result, to_json
+
+__all__ = [
+    "Column",
+    "Wishes",
+    "cell_name",
+    "default_columns",
+    "make_columns",
+    "read_finished",
+    "run_column",
+]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the caller wants otherwise than the artefact's TOML says; None and empty: as it says.
+
+    Attributes:
+        seeds: runs of each method.
+        rounds: E, also for the budgets.
+        columns: names of columns (distributions, for most artefacts).
+        methods: names.
+        workers: processes.
+        settings: further config fields, dotted.
+    """
+
+    seeds: int | None = None
+    rounds: int | None = None
+    columns: tuple[str, ...] | None = None
+    methods: tuple[str, ...] | None = None
+    workers: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Config fields to replace."""
+        rounds = {} if self.rounds is None else {"training.rounds": self.rounds}
+        return {**self.settings, **rounds}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One setting with the runs that it needs.
+
+    Attributes:
+        name: of the column.
+        config: of all its runs.
+        jobs: method and seed of each.
+        rate: the learning rate that the column stands for, in a search.
+        rates: which of the paper's learning rates the jobs have, such as ``mnist Dist6``.
+    """
+
+    name: str
+    config: ExperimentConfig
+    jobs: tuple[Job, ...]
+    rate: float | None = None
+    rates: str = ""
+
+
+def make_columns(artefact: Artefact, wishes: Wishes) -> tuple[Column, ...]:
+    """The columns of an artefact that the caller wants, with their jobs."""
+    if artefact.about.parts:
+        wanted = _chosen({p.name: p for p in artefact.about.parts}, wishes.columns)
+        inner = Wishes(wishes.seeds, wishes.rounds, None, wishes.methods, 1, wishes.settings)
+        return tuple(
+            _renamed(_column(load_artefact(part.artefact), part.column, inner), name)
+            for name, part in wanted.items()
+        )
+    assert artefact.about.sweep is not None
+    names = _chosen(_values(artefact), wishes.columns or tuple(artefact.about.sweep.columns))
+    if artefact.about.make == "learning_rates":
+        assert artefact.about.learning_rates is not None
+        grid = learning_rate_grid(artefact.about.learning_rates)
+        return tuple(_column(artefact, name, wishes, rate) for name in names for rate in grid)
+    return tuple(_column(artefact, name, wishes) for name in names)
+
+
+def _values(artefact: Artefact) -> dict[str, Any]:
+    """What may stand in the swept field, by name; any distribution where one does."""
+    assert artefact.about.sweep is not None
+    values = artefact.about.sweep.columns
+    if artefact.about.sweep.field == "population.epsilon" and "Dist1" not in values:
+        named = all(isinstance(value, str) for value in values.values())
+        return values | {d: d for d in DISTRIBUTIONS if d not in values} if named else values
+    return values
+
+
+def _chosen(known: Mapping[str, Any], wanted: Sequence[str] | None) -> dict[str, Any]:
+    if wanted is None:
+        return dict(known)
+    for name in wanted:
+        if name not in known:
+            raise InvalidValueError("--dists", name, f"must be one of {', '.join(known)}")
+    return {name: known[name] for name in wanted}
+
+
+def default_columns(artefact: Artefact) -> tuple[str, ...]:
+    """The columns that the paper shows."""
+    if artefact.about.parts:
+        return tuple(part.name for part in artefact.about.parts)
+    return tuple(artefact.about.sweep.columns) if artefact.about.sweep else ()
+
+
+def _renamed(column: Column, name: str) -> Column:
+    return replace(column, name=name)
+
+
+def _column(artefact: Artefact, name: str, wishes: Wishes, rate: float | None = None) -> Column:
+    sweep = artefact.about.sweep
+    assert sweep is not None
+    changes = {sweep.field: _values(artefact)[name]} | wishes.changes
+    if rate is not None:
+        changes["training.learning_rate"] = rate
+    config = artefact.config(changes)
+    methods = wishes.methods or tuple(
+        m if isinstance(m, str) else m.name for m in config.compare.methods or ()
+    )
+    seeds = config.compare.seeds if wishes.seeds is None else wishes.seeds
+    first = name == next(iter(sweep.columns))
+    jobs = tuple(
+        Job(_method(artefact, name, method, rate), config.seed + number)
+        for number in range(seeds)
+        for method in methods
+        if first or _matters(sweep.told, method)
+    )
+    return Column(name, config, jobs, rate, _rates(artefact, name) if rate is None else "")
+
+
+def _matters(told: str | None, method: str) -> bool:
+    needs = make_method(method).aggregator.needs
+    return told is None or told in {need.value for need in needs}
+
+
+def _rates(artefact: Artefact, column: str) -> str:
+    dataset, key = artefact.about.learning_rates, artefact.about.learning_rate_columns.get(column)
+    return f"{dataset} {key or column}" if dataset else ""
+
+
+def _method(artefact: Artefact, column: str, method: str, rate: float | None) -> MethodConfig:
+    """A method with the paper's learning rate for the column, where it prints one."""
+    make_method(method)  # an unknown name fails now
+    dataset = artefact.about.learning_rates
+    if rate is not None or dataset is None:
+        return MethodConfig(name=method)
+    rates = published_learning_rates(dataset).get(method, {})
+    key = artefact.about.learning_rate_columns.get(column, column)
+    return MethodConfig(name=method, learning_rate=rates.get(key))
+
+
+def cell_name(column: Column) -> str:
+    """A folder for a setting, the same for every artefact that has it.
+
+    Methods, seeds and executors do not count: runs have folders of their own below it, and results
+    do not depend on who computes them.
+    """
+    config = column.config
+    plain = config.model_dump(mode="json", exclude={"compare", "method", "seed"})
+    for key in ("executor", "ray_address"):
+        plain["training"].pop(key)
+    digest = hashlib.sha256(to_json([plain, column.rates]).encode()).hexdigest()[:10]
+    epsilon = config.population.epsilon
+    words = [config.data.name, str(config.data.clients), config.model.name]
+    words.append(epsilon if isinstance(epsilon, str) else "epsilons")
+    return "-".join([*words, f"{config.training.rounds}rounds", digest])
+
+
+def run_column(
+    column: Column, store: Path, workers: int, on_round: OnProgress | None = None
+) -> Comparison:
+    """Run what is not finished yet of a column; finished runs are read back."""
+    plain = column.config.model_copy(update={"compare": CompareConfig()})
+    folder = store / cell_name(column)
+    return compare(plain, column.jobs, folder, workers=workers, on_round=on_round)
+
+
+def read_finished(column: Column, store: Path) -> Comparison:
+    """The runs of a column that are finished already; nothing is computed."""
+    found: list[RunResult] = []
+    for job in column.jobs:
+        folder = store / cell_name(column) / "runs" / job.folder_name
+        if not (folder / "result.json").exists():
+            continue
+        result = load_result(folder)
+        rate = job.method.learning_rate or column.config.training.learning_rate
+        if result.settings["learning_rate"] == rate:
+            found.append(result)
+    return Comparison(tuple(found), {})

@@ -1,0 +1,270 @@
+"""Artefacts from training: functions from finished runs to tables and figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from noisewise.experiments.paper.cells import Column
+from noisewise.experiments.paper.outcome import Claim, Outcome
+from noisewise.experiments.paper.published import published_learning_rates, published_table
+from noisewise.experiments.paper.registry import Artefact, load_artefact
+from noisewise.federation.results import RunResult
+from noisewise.report.figures import accuracy_chart
+from noisewise.report.grids import Cell, Grid
+from noisewise.report.paper_figures import Line, grid_figure, lines_figure, panels_figure
+
+__all__ = ["Trained", "accuracy", "bars", "curves", "fairness", "falsified", "learning_rates"]
+
+Score = Callable[[RunResult], float]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The finished runs of one column."""
+
+    column: Column
+    results: tuple[RunResult, ...]
+
+    def runs(self, method: str) -> list[RunResult]:
+        """Those of a method."""
+        return [result for result in self.results if result.method == method]
+
+
+def _methods(trained: Sequence[Trained]) -> list[str]:
+    return list(dict.fromkeys(r.method for t in trained for r in t.results))
+
+
+def _cell(runs: Sequence[RunResult], score: Score, paper: tuple[float, float]) -> Cell:
+    values = [score(run) for run in runs]
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    diverged = sum(run.status == "diverged" for run in runs)
+    note = f"{diverged} of {len(runs)} diverged" if diverged else ""
+    return Cell(float(np.mean(values)), spread, len(values), *paper, note=note)
+
+
+def _paper(artefact: Artefact, method: str, column: str, table: str | None) -> tuple[float, float]:
+    """The published figure of a method and a column, if there is one."""
+    about = artefact.about
+    if about.parts:
+        part = next(part for part in about.parts if part.name == column)
+        inner = load_artefact(part.artefact)
+        return _paper(inner, method, part.column, inner.about.paper)
+    if method == "FedAvg" and about.fedavg is not None:
+        return about.fedavg, math.nan
+    rows = published_table(table) if table else {}
+    return rows.get(about.rows.get(method, method), {}).get(column, (math.nan, math.nan))
+
+
+def _grid(
+    artefact: Artefact,
+    trained: Sequence[Trained],
+    title: str,
+    score: Score,
+    table: str | None,
+    name: str = "accuracy",
+) -> Grid:
+    rows = {
+        method: {
+            t.column.name: _cell(
+                t.runs(method), score, _paper(artefact, method, t.column.name, table)
+            )
+            for t in trained
+            if t.runs(method)
+        }
+        for method in _methods(trained)
+    }
+    columns = tuple(t.column.name for t in trained)
+    return Grid(name, title, columns, rows, 2, artefact.about.tolerance, artefact.about.relative)
+
+
+def _accuracy(run: RunResult) -> float:
+    return 100 * run.accuracy
+
+
+def _best(grid: Grid, published: bool) -> dict[str, str]:
+    """The best private method of each column, ours or the paper's."""
+    best = {}
+    for column in grid.columns:
+        found = {
+            row: (cells[column].paper if published else cells[column].ours)
+            for row, cells in grid.rows.items()
+            if column in cells and row not in ("FedAvg", "Oracle")
+        }
+        found = {row: value for row, value in found.items() if math.isfinite(value)}
+        if len(found) > 1:
+            best[column] = max(found, key=lambda row: found[row])
+    return best
+
+
+def _winner_claim(grid: Grid) -> tuple[Claim, ...]:
+    ours, theirs = _best(grid, False), _best(grid, True)
+    if not ours:
+        return ()
+    won = [column for column, row in ours.items() if row == "RobustHDP"]
+    same = [column for column in ours if ours[column] == theirs.get(column)]
+    shown = ", ".join(f"{column}: {row}" for column, row in ours.items())
+    measured = f"best of ours: {shown}"
+    if theirs:
+        count = sum(row == "RobustHDP" for row in theirs.values())
+        measured += f"; the same method as in the paper in {len(same)} of {len(theirs)}"
+        measured += (
+            f"; in the paper Robust-HDP is best in {count} of {len(theirs)} of these columns"
+        )
+    return (
+        Claim(
+            "Robust-HDP is best in most columns",
+            len(won) > len(ours) / 2 if any("RobustHDP" in row for row in grid.rows) else None,
+            measured,
+        ),
+    )
+
+
+def accuracy(artefact: Artefact, trained: Sequence[Trained]) -> Outcome:
+    """A table of mean test accuracies."""
+    grid = _grid(artefact, trained, artefact.about.title, _accuracy, artefact.about.paper)
+    figure = grid_figure(grid, "mean test accuracy [%]")
+    return Outcome((grid,), _winner_claim(grid), {"accuracy": figure})
+
+
+def bars(artefact: Artefact, trained: Sequence[Trained]) -> Outcome:
+    """The four panels of the main part."""
+    grid = _grid(artefact, trained, "Mean test accuracy [%]", _accuracy, None)
+    figure = panels_figure(grid, "mean test accuracy [%]")
+    return Outcome((grid,), _winner_claim(grid), {"accuracy-bars": figure})
+
+
+def curves(artefact: Artefact, trained: Sequence[Trained]) -> Outcome:
+    """Accuracy and train loss over rounds."""
+    outcome = accuracy(artefact, trained)
+    results = [result for t in trained for result in t.results]
+    lines = {}
+    for method in _methods(trained):
+        runs = [r.rounds for r in results if r.method == method]
+        shared = min(len(rounds) for rounds in runs)
+        losses = [[record.mean_train_loss for record in rounds[:shared]] for rounds in runs]
+        mean = np.mean(losses, axis=0)
+        keep = np.isfinite(mean)
+        if keep.any():
+            lines[method] = Line((np.flatnonzero(keep) + 1).tolist(), mean[keep].tolist())
+    figures = {
+        "accuracy-over-rounds": accuracy_chart(results).figure,
+        "loss-over-rounds": lines_figure(lines, "round", "train loss, mean over clients"),
+    }
+    reached = {m: _first_round_above(results, m, 0.7) for m in _methods(trained)}
+    said = ", ".join(f"{m}: {r if r else 'never'}" for m, r in reached.items())
+    mine, others = reached.get("RobustHDP"), [r for m, r in reached.items() if m != "RobustHDP"]
+    fastest = mine is not None and all(r is None or mine <= r for r in others)
+    known = any(r is not None for r in reached.values()) and "RobustHDP" in reached
+    claim = Claim(
+        "Robust-HDP converges fastest", fastest if known else None, f"rounds to 70 %: {said}"
+    )
+    return Outcome(outcome.grids, (*outcome.claims, claim), figures)
+
+
+def _first_round_above(results: Sequence[RunResult], method: str, level: float) -> int | None:
+    """The first round in which the mean over seeds reaches a level."""
+    runs = [r.rounds for r in results if r.method == method]
+    for number in range(min(len(rounds) for rounds in runs)):
+        if np.mean([rounds[number].mean_accuracy for rounds in runs]) >= level:
+            return number + 1
+    return None
+
+
+def falsified(artefact: Artefact, trained: Sequence[Trained]) -> Outcome:
+    """Accuracy over the reported epsilon; methods that are not told it run once."""
+    grid = _grid(artefact, trained, artefact.about.title, _accuracy, None)
+    told = {m: trained[0].runs(m)[0].needs for m in grid.rows if trained and trained[0].runs(m)}
+    rows: dict[str, Mapping[str, Cell]] = {}
+    for method, cells in grid.rows.items():
+        same = "epsilon" not in told.get(method, ("epsilon",))
+        first = cells.get(grid.columns[0])
+        rows[method] = dict.fromkeys(grid.columns, first) if same and first else cells
+    whole = Grid(grid.name, grid.title, grid.columns, rows, 2)
+    claims = []
+    for method in ("WeiAvg", "PFA"):
+        values = [c.ours for c in rows.get(method, {}).values()]
+        if len(values) > 1:
+            claims.append(
+                Claim(
+                    f"{method} loses accuracy when the client exaggerates",
+                    values[-1] < values[0] - 0.5,
+                    f"{values[0]:.2f} % with the truth, {values[-1]:.2f} % at the largest lie",
+                )
+            )
+    safe = [m for m, needs in told.items() if "epsilon" not in needs]
+    if safe:
+        text = f"{' and '.join(safe)} cannot be misled"
+        claims.append(Claim(text, True, "their server is not told epsilons: one run for all"))
+    lines = {
+        m: Line([float(c) for c in cells], [cell.ours for cell in cells.values()])
+        for m, cells in rows.items()
+        if cells
+    }
+    figure = lines_figure(
+        lines, "reported epsilon (true: 0.95; log scale)", "mean test accuracy [%]", log_x=True
+    )
+    return Outcome((whole,), tuple(claims), {"falsified-epsilon": figure})
+
+
+def fairness(artefact: Artefact, trained: Sequence[Trained]) -> Outcome:
+    """Deviation of the clients' accuracies, and the accuracy of the smallest client."""
+    spread = _grid(
+        artefact,
+        trained,
+        "Standard deviation of the clients' test accuracies [points]",
+        lambda run: 100 * run.accuracy_spread,
+        "cifar10_all_uniform_fairness",
+        "deviation",
+    )
+    smallest = _grid(
+        artefact,
+        trained,
+        "Test accuracy of the client with the smallest train set [%]",
+        lambda run: 100 * run.smallest_client_accuracy,
+        "cifar10_all_uniform_smallest_client",
+        "smallest-client",
+    )
+    figures = {
+        "fairness": grid_figure(spread, "deviation of clients' accuracies [points]"),
+        "smallest-client": grid_figure(smallest, "accuracy of the smallest client [%]"),
+    }
+    return Outcome((spread, smallest), figures=figures)
+
+
+def learning_rates(artefact: Artefact, trained: Sequence[Trained]) -> Outcome:
+    """The rate of least train loss at the end, among those that do not diverge."""
+    dataset = artefact.about.learning_rates
+    assert dataset is not None
+    published = published_learning_rates(dataset)
+    columns = tuple(dict.fromkeys(t.column.name for t in trained))
+    losses: dict[str, dict[str, dict[str, float]]] = {}
+    rows: dict[str, dict[str, Cell]] = {}
+    for method in _methods(trained):
+        rows[method], losses[method] = {}, {}
+        for column in columns:
+            found = {
+                t.column.rate: _final_loss(t.runs(method))
+                for t in trained
+                if t.column.name == column and t.column.rate is not None and t.runs(method)
+            }
+            losses[method][column] = {f"{rate:g}": loss for rate, loss in found.items()}
+            usable = {rate: loss for rate, loss in found.items() if math.isfinite(loss)}
+            if usable:
+                paper = published.get(method, {}).get(column, math.nan)
+                best = min(usable, key=lambda rate: usable[rate])
+                rows[method][column] = Cell(best, runs=len(found), paper=paper)
+    title = f"Learning rates of least train loss, {dataset}"
+    grid = Grid("learning-rates", title, columns, rows, None, 0.001, relative=True)
+    figure = grid_figure(grid, "learning rate (log scale)", log_y=True)
+    return Outcome((grid,), figures={"learning-rates": figure}, data={"train_loss": losses})
+
+
+def _final_loss(runs: Sequence[RunResult]) -> float:
+    """Mean train loss at the end; NaN if a run diverged."""
+    if any(run.status == "diverged" for run in runs):
+        return math.nan
+    return float(np.mean([run.train_loss for run in runs]))

@@ -1,0 +1,119 @@
+"""An outcome as files: JSON, CSV, LaTeX, Markdown and figures."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from noisewise.errors import InvalidValueError
+from noisewise.experiments.paper.outcome import Outcome, grid_data, verdicts
+from noisewise.experiments.paper.registry import Artefact, artefact_names
+from noisewise.federation.results import to_json
+from noisewise.report.chart import save_figure
+from noisewise.report.grids import grid_csv, grid_latex, grid_markdown, grid_text
+from noisewise.storage import write_atomic
+
+__all__ = ["as_data", "as_text", "write_index", "write_outcome"]
+
+
+def as_data(artefact: Artefact, outcome: Outcome, origin: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything for machines; an outcome's own data stand at the top."""
+    return {
+        **outcome.data,
+        "artefact": artefact.name,
+        "title": artefact.about.title,
+        "label": artefact.about.label,
+        "origin": dict(origin),
+        "verdicts": verdicts(outcome),
+        "grids": {grid.name: grid_data(grid) for grid in outcome.grids},
+        "claims": [
+            {"text": c.text, "holds": c.holds, "measured": c.measured} for c in outcome.claims
+        ],
+        "notes": list(outcome.notes),
+        "failures": dict(outcome.failures),
+    }
+
+
+def as_text(artefact: Artefact, outcome: Outcome) -> str:
+    """Everything for a terminal."""
+    parts = [f"{artefact.about.title}  ({artefact.about.label})"]
+    parts += [grid_text(grid) for grid in outcome.grids]
+    parts += ["\n".join(verdicts(outcome))]
+    parts += [f"Note: {note}" for note in outcome.notes]
+    parts += [f"Failed: {name}: {fault}" for name, fault in outcome.failures.items()]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _origin(origin: Mapping[str, Any]) -> str:
+    """One line about where the figures come from."""
+    machine = origin["machine"]
+    facts = [
+        f"commit {origin['commit']}" if origin["commit"] else f"noisewise {origin['noisewise']}",
+        origin["date"],
+        f"seeds {', '.join(map(str, origin['seeds']))}" if origin.get("seeds") else "no randomness",
+        f"accountant {origin['accountant']}",
+        f"{origin['wall_seconds']:.0f} s",
+        f"{origin['workers']} worker(s) on {machine['cores']} cores of {machine['processor']}",
+    ]
+    return "; ".join(facts) + "."
+
+
+def write_index(folder: Path) -> Path:
+    """A README that lists the artefacts in a folder with their verdicts, in the paper's order."""
+    found = {
+        path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/result.json")
+    }
+    if not found:
+        allowed = "must hold artefacts that `noisewise reproduce NAME --output FOLDER/NAME` wrote"
+        raise InvalidValueError("--index", str(folder), allowed)
+    lines = ["# What was run", "", "Written by `noisewise reproduce --index`. See"]
+    lines += ["docs/reproduction.md for what agrees with the paper, what does not, and why.", ""]
+    for name in sorted(found, key=_place):
+        content = found[name]
+        lines += [f"## [{name}]({name}/README.md)", "", f"{content['title']}.", ""]
+        lines += [_origin(content["origin"]), ""]
+        lines += [*(f"- {sentence}" for sentence in content["verdicts"]), ""]
+    path = folder / "README.md"
+    write_atomic(path, ("\n".join(lines).rstrip() + "\n").encode())
+    return path
+
+
+def _place(name: str) -> int:
+    """Where an artefact stands in the paper; copies under other names come last."""
+    names = artefact_names()
+    return names.index(name) if name in names else len(names)
+
+
+def write_outcome(
+    folder: Path, artefact: Artefact, outcome: Outcome, origin: Mapping[str, Any]
+) -> None:
+    """Write ``result.json``, ``figures.csv``, ``table.tex``, ``README.md`` and the figures."""
+    about = artefact.about
+    pictures = []
+    for name, figure in outcome.figures.items():
+        png, *_ = save_figure(figure, folder, name)
+        pictures.append(f"![{name}]({png.name})")
+    options = "" if not origin["options"] else " " + " ".join(origin["options"])
+    page = [
+        f"# {about.title}",
+        f"The paper's `{about.label}`. {_origin(origin)}",
+        f"Made by `noisewise reproduce {artefact.name}{options}`.",
+        "\n".join(f"- {sentence}" for sentence in verdicts(outcome)),
+        *(grid_markdown(grid) for grid in outcome.grids),
+        *pictures,
+        "\n".join(f"- {note}" for note in outcome.notes),
+        "\n".join(f"- failed: {name}: {fault}" for name, fault in outcome.failures.items()),
+    ]
+    text = "\n\n".join(part for part in page if part) + "\n"
+    files = {
+        "result.json": to_json(as_data(artefact, outcome, origin), indent=1) + "\n",
+        "README.md": re.sub(r"[ \t]+\n", "\n", text),
+    }
+    if outcome.grids:
+        files["figures.csv"] = grid_csv(outcome.grids)
+        files["table.tex"] = "\n".join(grid_latex(grid) for grid in outcome.grids)
+    for name, content in files.items():
+        write_atomic(folder / name, content.encode())

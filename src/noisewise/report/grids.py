@@ -1,0 +1,206 @@
+"""Our figures beside published ones: a grid of cells as text, Markdown, CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Cell", "Grid", "grid_csv", "grid_latex", "grid_markdown", "grid_text", "grid_verdict"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure of ours and the published one.
+
+    Attributes:
+        ours: mean over runs; NaN where there is none.
+        spread: standard deviation over runs; NaN for a single one.
+        runs: how many.
+        paper: the published figure; NaN where there is none.
+        paper_spread: the published deviation; NaN where there is none.
+        note: a remark, such as how many runs diverged.
+    """
+
+    ours: float
+    spread: float = math.nan
+    runs: int = 1
+    paper: float = math.nan
+    paper_spread: float = math.nan
+    note: str = ""
+
+    @property
+    def difference(self) -> float:
+        """Ours minus theirs; NaN without both."""
+        return self.ours - self.paper
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of the paper, recomputed.
+
+    Attributes:
+        name: short, for files.
+        title: what the figures are, with their unit.
+        columns: in order.
+        rows: cells by row and column; a row may lack columns.
+        digits: decimals to show; None for four significant ones.
+        tolerance: largest difference that counts as agreement.
+        relative: whether ``tolerance`` is a share of the published figure.
+        comparable: False where settings differ from the paper's: then there are no verdicts.
+    """
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: Mapping[str, Mapping[str, Cell]]
+    digits: int | None = 2
+    tolerance: float = 2.0
+    relative: bool = False
+    comparable: bool = True
+
+    def show(self, value: float) -> str:
+        """A figure as words."""
+        if not math.isfinite(value):
+            return "-"
+        return f"{value:.4g}" if self.digits is None else f"{value:.{self.digits}f}"
+
+    def distance(self, cell: Cell) -> float:
+        """|difference| in units of the tolerance; NaN without a published figure.
+
+        Published figures are rounded: half a unit of their last digit is no difference.
+        """
+        rounding = 0.5 * 10.0 ** -(self.digits if self.digits is not None else 12)
+        apart = max(0.0, abs(cell.difference) - rounding) if self.digits else abs(cell.difference)
+        if not self.comparable or not math.isfinite(cell.difference):
+            return math.nan
+        return apart / (self.tolerance * (abs(cell.paper) if self.relative else 1.0))
+
+    def verdict(self, cell: Cell) -> str:
+        """``agrees``, ``close`` (within twice the tolerance), ``differs`` or ``""``."""
+        distance = self.distance(cell)
+        if math.isnan(distance):
+            return ""
+        return "agrees" if distance <= 1 else "close" if distance <= 2 else "differs"
+
+
+def grid_verdict(grid: Grid) -> str:
+    """One sentence: how many figures agree, and the largest difference."""
+    found = [
+        (grid.distance(cell), row, column, cell)
+        for row, cells in grid.rows.items()
+        for column, cell in cells.items()
+        if grid.verdict(cell)
+    ]
+    if not found:
+        return f"{grid.title}: the paper prints no figures to compare with."
+    within = sum(distance <= 1 for distance, *_ in found)
+    share = within / len(found)
+    word = "agrees" if share >= 0.9 else "agrees in part" if share >= 0.5 else "does not agree"
+    unit = (
+        f"within {100 * grid.tolerance:g} % of"
+        if grid.relative
+        else f"within {grid.tolerance:g} of"
+    )
+    unit = unit if grid.tolerance > 1e-6 else "equal to"
+    _, row, column, cell = max(found, key=lambda item: item[0])
+    return (
+        f"{grid.title}: {word}; {within} of {len(found)} figures {unit} the paper's; "
+        f"furthest is {row}, {column}: {grid.show(cell.ours)} against {grid.show(cell.paper)}."
+    )
+
+
+def _lines(grid: Grid) -> list[tuple[str, str, list[str]]]:
+    """(row, kind, cells) of ours, theirs and the difference; what is empty is left out."""
+    lines = []
+    for row, cells in grid.rows.items():
+        picked = [cells.get(column, Cell(math.nan)) for column in grid.columns]
+        lines.append((row, "ours", [_ours(grid, cell) for cell in picked]))
+        if any(math.isfinite(cell.paper) for cell in picked):
+            theirs = [
+                grid.show(c.paper)
+                + (f" ± {c.paper_spread:.2g}" if math.isfinite(c.paper_spread) else "")
+                for c in picked
+            ]
+            lines.append(("", "paper", theirs))
+            lines.append(("", "difference", [_difference(grid, cell) for cell in picked]))
+    return lines
+
+
+def _ours(grid: Grid, cell: Cell) -> str:
+    text = grid.show(cell.ours)
+    if math.isfinite(cell.spread):
+        text += f" ± {cell.spread:.2g}"
+    return f"{text} ({cell.note})" if cell.note else text
+
+
+def _difference(grid: Grid, cell: Cell) -> str:
+    if not math.isfinite(cell.difference):
+        return "-"
+    if grid.relative and cell.paper:
+        return f"{100 * cell.difference / cell.paper:+.1f} %"
+    return f"{cell.difference:+.{grid.digits}f}" if grid.digits else f"{cell.difference:+.3g}"
+
+
+def grid_text(grid: Grid) -> str:
+    """Aligned columns for a terminal."""
+    table = [["", "", *grid.columns], *([row, kind, *cells] for row, kind, cells in _lines(grid))]
+    widths = [max(len(line[k]) for line in table) for k in range(len(grid.columns) + 2)]
+
+    def line(cells: Sequence[str]) -> str:
+        left = [cells[0].ljust(widths[0]), cells[1].ljust(widths[1])]
+        right = [c.rjust(w) for c, w in zip(cells[2:], widths[2:], strict=True)]
+        return "  ".join(left + right).rstrip()
+
+    return "\n".join([grid.title, "", *(line(cells) for cells in table)])
+
+
+def grid_markdown(grid: Grid) -> str:
+    """A Markdown table with its title above."""
+    head = ["method", "", *grid.columns]
+    lines = [" | ".join(head), " | ".join(["---"] * len(head))]
+    lines += [" | ".join([row, kind, *cells]) for row, kind, cells in _lines(grid)]
+    return f"**{grid.title}**\n\n" + "\n".join(f"| {line} |" for line in lines)
+
+
+def grid_csv(grids: Sequence[Grid]) -> str:
+    """One line for each figure, with all digits."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        ["table", "row", "column", "ours", "spread", "runs", "paper", "difference", "verdict"]
+    )
+    for grid in grids:
+        for row, cells in grid.rows.items():
+            for column, cell in cells.items():
+                numbers = [cell.ours, cell.spread, cell.runs, cell.paper, cell.difference]
+                texts = ["" if math.isnan(n) else repr(n) for n in numbers]
+                writer.writerow([grid.name, row, column, *texts, grid.verdict(cell)])
+    return out.getvalue()
+
+
+def _tex(text: str) -> str:
+    for mark in ("\\", "_", "%", "&", "#"):
+        text = text.replace(mark, r"\textbackslash{}" if mark == "\\" else "\\" + mark)
+    return text.replace(" ± ", r"\,$\pm$\,").replace("^2", "$^2$")
+
+
+def grid_latex(grid: Grid) -> str:
+    """A booktabs table: ours in upright, the paper's in italic figures."""
+    lines = [
+        r"\begin{table}[t]",
+        r"\centering",
+        rf"\caption{{{_tex(grid.title)}. Ours, and in italics the published figures.}}",
+        rf"\begin{{tabular}}{{l{'r' * len(grid.columns)}}}",
+        r"\toprule",
+        " & ".join(["", *map(_tex, grid.columns)]) + r" \\",
+        r"\midrule",
+    ]
+    for row, kind, cells in _lines(grid):
+        if kind == "ours":
+            lines.append(" & ".join([_tex(row), *map(_tex, cells)]) + r" \\")
+        elif kind == "paper":
+            lines.append(" & ".join(["", *(rf"\textit{{{_tex(c)}}}" for c in cells)]) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])

@@ -1,0 +1,296 @@
+"""`noisewise reproduce`: artefacts beside the paper's figures, shared cells, resuming, files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from noisewise.errors import InvalidValueError
+from noisewise.experiments.paper import Wishes, artefact_names, load_artefact, reproduce
+from noisewise.experiments.paper.cells import Column, cell_name, make_columns
+from noisewise.experiments.paper.cost import artefact_seconds
+from noisewise.experiments.paper.published import (
+    learning_rate_grid,
+    published_learning_rates,
+    published_table,
+)
+from noisewise.experiments.paper.reproduce import _not_comparable
+from noisewise.experiments.paper.writing import write_index
+from noisewise.report.grids import Cell, Grid, grid_csv, grid_latex, grid_text, grid_verdict
+
+ROOT = Path(__file__).parents[1]
+DIGITS = {
+    "data.name": "digits",
+    "data.test_fraction": 0.3,
+    "model.name": "softmax",
+    "population.batch_size": 8,
+}
+SMALL = Wishes(seeds=1, rounds=2, columns=("Dist6",), methods=("WeiAvg", "DPFedAvg"),
+               settings=DIGITS)  # fmt: skip
+
+
+def column(name: str, place: str) -> Column:
+    return next(c for c in make_columns(load_artefact(name), Wishes()) if c.name == place)
+
+
+def test_every_config_is_an_artefact_whose_experiment_is_sound() -> None:
+    files = {path.stem for path in (ROOT / "configs" / "paper").glob("*.toml")}
+    assert files == set(artefact_names())
+    for name in artefact_names():
+        artefact = load_artefact(name)
+        if artefact.about.kind in ("first round", "trained"):
+            columns = make_columns(artefact, Wishes())
+            assert all(c.config.training.accountant == "moments" for c in columns)
+            assert all(c.config.training.rounds == 200 for c in columns)
+        if artefact.about.paper:
+            assert published_table(artefact.about.paper)
+
+
+def test_every_label_of_the_paper_is_listed() -> None:
+    labels = " ".join(load_artefact(name).about.label for name in artefact_names())
+    known = "table:mnist table:fmnist table:cifar10 table:cifar100 table:fmnist_noise fig:rank "
+    known += "fig:comparison fig:conv_speed_mnist_dist6 fig:var_epsilon_b fig:zvsq fig:HvsN "
+    known += "table:cifar10_uniform_b table:cifar10_uniform_eps_hetb table:cifar10_alluniform "
+    known += (
+        "table:cifar10_alluniform_fairness fig:ablation_p_prime fig:weights_comparison_cifar10 "
+    )
+    known += "table:mnist_8labels_60clients_uniformbatch tab:hetdpfl_algs table:mixture_dists "
+    known += "table:mnist_8labels_60clients_nonuniformbatch fig:weights_comparison_details "
+    known += "table:ablation_privacy_preference table:ablation_num_clients table:cifar100lr"
+    words = set(re.split(r"[ ,]+", labels))
+    assert set(known.split()) <= words
+
+
+def test_columns_have_the_papers_settings() -> None:
+    dist6 = column("accuracy-mnist", "Dist6")
+    rates = {job.method.name: job.method.learning_rate for job in dist6.jobs}
+    assert rates == {m: r["Dist6"] for m, r in published_learning_rates("mnist").items()}
+    assert {job.seed for job in dist6.jobs} == {0, 1, 2}
+    assert column("accuracy-cifar100", "Dist4").config.population.epsilon_scale == 10
+    assert column("ablation-clients", "60").config.data.clients == 60
+    uniform = column("cifar10-uniform-epsilon", "2.0")
+    assert uniform.config.population.epsilon == 2.0
+    assert uniform.jobs[0].method.learning_rate == 0.002  # Dist1, whose mean is 2.0
+    search = make_columns(load_artefact("learning-rates-mnist"), Wishes(columns=("Dist6",)))
+    assert [c.config.training.learning_rate for c in search] == list(learning_rate_grid("mnist"))
+
+
+def test_artefacts_share_cells_and_different_settings_do_not() -> None:
+    cell = cell_name(column("accuracy-mnist", "Dist6"))
+    assert cell == cell_name(column("convergence-curves", "Dist6"))
+    assert cell == cell_name(column("ablation-privacy", "Dist6"))
+    assert cell == cell_name(column("ablation-clients", "20"))
+    assert cell == cell_name(column("accuracy-bars", "MNIST Dist6"))
+    assert cell_name(column("accuracy-mnist", "Dist5")) == cell_name(
+        column("falsified-epsilon", "0.95")
+    )
+    names = [
+        cell_name(c)
+        for a in ("accuracy-mnist", "accuracy-fmnist", "clients60-mixed-batch", "falsified-epsilon")
+        for c in make_columns(load_artefact(a), Wishes())
+    ]
+    assert len(set(names)) == len(names) - 1  # the truthful column is accuracy-mnist's Dist5
+
+
+def test_methods_that_are_not_told_epsilon_run_once_under_lies() -> None:
+    columns = make_columns(load_artefact("falsified-epsilon"), Wishes())
+    assert {j.method.name for j in columns[0].jobs} == {"RobustHDP", "WeiAvg", "PFA", "DPFedAvg"}
+    assert {j.method.name for c in columns[1:] for j in c.jobs} == {"WeiAvg", "PFA"}
+    assert columns[2].config.population.reported_epsilon == {"client-10": 5.0}
+
+
+def test_noise_table_has_the_promised_keys(tmp_path: Path) -> None:
+    done = reproduce("noise-table", Wishes(columns=("Dist1", "Dist6")), folder=tmp_path)
+    content = json.loads((tmp_path / "result.json").read_text())
+    assert content["paper_setting"]["WeiAvg"]["Dist1"] == pytest.approx(1.03, rel=0.01)
+    assert set(content["paper_setting"]) == {"WeiAvg", "DPFedAvg", "MinEpsilon", "Oracle"}
+    for method in content["paper_setting"]:
+        for dist in ("Dist1", "Dist6"):
+            values = [content[k][method][dist] for k in ("unrounded", "rdp", "pld")]
+            assert values == sorted(values, reverse=True), (method, dist)
+    cell = done.outcome.grids[0].rows["MinEpsilon"]["Dist6"]
+    assert done.outcome.grids[0].verdict(cell) == "differs"
+    assert {"machine", "commit", "date", "accountant", "wall_seconds"} <= set(content["origin"])
+    assert set(content["origin"]["machine"]) == {"cores", "processor"}
+    lines = list(csv.DictReader((tmp_path / "figures.csv").open()))
+    assert len(lines) == 4 * 4 * 2
+    assert (tmp_path / "table.tex").read_text().count(r"\begin{tabular}") == 4
+    assert (tmp_path / "noise-table.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("name", ["noise-variance", "model-sizes"])
+def test_exact_artefacts_bear_out_the_papers_claims(name: str, tmp_path: Path) -> None:
+    done = reproduce(name, folder=tmp_path)
+    assert all(claim.holds for claim in done.outcome.claims)
+    with pytest.raises(InvalidValueError, match="closed forms"):
+        reproduce(name, Wishes(seeds=2))
+
+
+def test_verdicts_tell_agreement_from_difference() -> None:
+    rows = {"a": {"x": Cell(10.4, paper=10.0), "y": Cell(13.0, paper=10.0)}, "b": {"x": Cell(1.0)}}
+    grid = Grid("g", "Title 100%", ("x", "y"), rows, 2, tolerance=1.0)
+    assert [grid.verdict(c) for c in rows["a"].values()] == ["agrees", "differs"]
+    assert grid.verdict(rows["b"]["x"]) == ""
+    assert "1 of 2" in grid_verdict(grid)
+    assert "a, y: 13.00 against 10.00" in grid_verdict(grid)
+    rounded = Grid("g", "t", ("x",), {"a": {"x": Cell(0.0754, paper=0.07)}}, 2, 0.02, relative=True)
+    assert rounded.verdict(rounded.rows["a"]["x"]) == "agrees"  # 0.07 may have been 0.0749
+    assert "+3.00" in grid_text(grid)
+    assert r"100\%" in grid_latex(grid)
+    assert grid_csv([grid]).splitlines()[3] == "g,b,x,1.0,,1,,,"
+
+
+def test_a_trained_table_is_written_and_not_run_again(tmp_path: Path) -> None:
+    store, folder = tmp_path / "cells", tmp_path / "out"
+    rounds: list[int] = []
+
+    class Listen:
+        def __init__(self, column: Column) -> None:
+            self.column = column
+
+        def __enter__(self):  # type: ignore[no-untyped-def]
+            return lambda job, record: rounds.append(record.round)
+
+        def __exit__(self, *_: object) -> None:
+            return None
+
+    done = reproduce("accuracy-mnist", SMALL, folder=folder, store=store, on_column=Listen)
+    assert rounds == [1, 2, 1, 2]
+    grid = done.outcome.grids[0]
+    assert set(grid.rows) == {"WeiAvg", "DPFedAvg"}
+    assert grid.rows["WeiAvg"]["Dist6"].paper == 81.4
+    assert "not the paper's setting" in done.outcome.not_comparable
+    assert grid.verdict(grid.rows["WeiAvg"]["Dist6"]) == ""
+    again = reproduce("accuracy-mnist", SMALL, store=store, on_column=Listen)
+    assert rounds == [1, 2, 1, 2]  # finished cells were read back
+    assert again.outcome.grids[0].rows == grid.rows
+    curves = reproduce("convergence-curves", SMALL, store=store, on_column=Listen)
+    assert rounds == [1, 2, 1, 2]  # the same cell
+    assert set(curves.outcome.figures) == {"accuracy-over-rounds", "loss-over-rounds"}
+    collected = reproduce("accuracy-mnist", SMALL, store=store, collect=True)
+    assert collected.outcome.grids[0].rows == grid.rows
+    with pytest.raises(InvalidValueError, match="no finished runs"):
+        reproduce("accuracy-mnist", SMALL, store=tmp_path / "empty", collect=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "grids"),
+    [
+        ("falsified-epsilon", "0.95", {"accuracy"}),
+        ("cifar10-fairness", "2.6", {"deviation", "smallest-client"}),
+        ("learning-rates-mnist", "Dist6", {"learning-rates"}),
+        ("accuracy-bars", "MNIST Dist6", {"accuracy"}),
+        ("clients60-mixed-batch", "Dist6", {"accuracy"}),
+    ],
+)
+def test_trained_artefacts_work(name: str, place: str, grids: set[str], tmp_path: Path) -> None:
+    settings = DIGITS | {"population.delta": 1e-3, "training.accountant": "rdp"}
+    methods = ("WeiAvg",) if "rates" in name else ("WeiAvg", "DPFedAvg")
+    wishes = Wishes(1, 1, (place,), methods, 1, settings)
+    done = reproduce(name, wishes, folder=tmp_path / "out", store=tmp_path / "cells")
+    assert {grid.name for grid in done.outcome.grids} == grids
+    assert not done.outcome.failures
+    for grid in done.outcome.grids:
+        assert all(math.isfinite(cells[place].ours) for cells in grid.rows.values())
+    assert list((tmp_path / "out").glob("*.png"))
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    """kill -9 in the middle; the second call plays only the rounds that are missing."""
+    words = [sys.executable, "-m", "noisewise.cli", "reproduce", "accuracy-mnist", "--dists",
+             "Dist6", "--methods", "WeiAvg", "--seeds", "1", "--rounds", "40", "--workers", "1",
+             "--store", str(tmp_path / "cells"), "--output", str(tmp_path / "out")]  # fmt: skip
+    words += [w for k, v in DIGITS.items() for w in ("--set", f"{k}={v}")]
+    words += ["--set", "training.accountant=rdp"]
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(words, env=env, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    cell = tmp_path / "cells"
+
+    def played() -> int:
+        files = list(cell.glob("*/runs/WeiAvg-seed0/rounds.jsonl"))
+        return len(files[0].read_text().splitlines()) if files else 0
+
+    until = time.monotonic() + 100
+    while played() < 3 and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = played()
+    assert 3 <= before < 40
+    first = (
+        next(cell.glob("*/runs/WeiAvg-seed0/rounds.jsonl")).read_text().splitlines()[: before - 1]
+    )
+    done = subprocess.run([*words, "--json"], env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["grids"]["accuracy"]["rows"]["WeiAvg"]["Dist6"]["runs"] == 1
+    assert played() == 40
+    after = next(cell.glob("*/runs/WeiAvg-seed0/rounds.jsonl")).read_text().splitlines()
+    assert after[: before - 1] == first
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(InvalidValueError, match="noise-table"):
+        reproduce("nonsense")
+    with pytest.raises(InvalidValueError, match="Dist10"):
+        reproduce("noise-table", Wishes(columns=("Dist10",)))
+    with pytest.raises(InvalidValueError, match="Nonsense"):
+        reproduce("accuracy-mnist", Wishes(methods=("Nonsense",)))
+
+
+def test_other_seeds_are_comparable_and_other_settings_are_not() -> None:
+    assert _not_comparable(load_artefact("accuracy-mnist"), Wishes(settings={"seed": 7})) == ""
+    assert _not_comparable(load_artefact("accuracy-mnist"), Wishes(rounds=200)) == ""
+    for wishes in (Wishes(rounds=100), Wishes(settings={"training.accountant": "pld"})):
+        for name in ("accuracy-mnist", "accuracy-bars", "noise-table-estimated"):
+            assert "not the paper's" in _not_comparable(load_artefact(name), wishes)
+    with pytest.raises(InvalidValueError, match="all methods"):
+        reproduce("weights-mnist", Wishes(methods=("PFA",)))
+
+
+def test_costs_are_measured_and_scale() -> None:
+    mnist = load_artefact("accuracy-mnist")
+    one = artefact_seconds(mnist, Wishes(seeds=1, columns=("Dist6",), methods=("WeiAvg",)))
+    both = artefact_seconds(mnist, Wishes(seeds=2, columns=("Dist6",), methods=("WeiAvg",)))
+    assert 100 < one < 200_000
+    assert both == pytest.approx(2 * one)
+    half = artefact_seconds(
+        mnist, Wishes(seeds=1, rounds=100, columns=("Dist6",), methods=("WeiAvg",))
+    )
+    assert half == pytest.approx(one / 2)
+    assert 0 < artefact_seconds(load_artefact("noise-table")) < 1000
+
+
+def test_what_the_docs_say_about_the_papers_own_tables() -> None:
+    """The nine learning rates outside the grids, and the six cells of the ablation."""
+    outside = [
+        (dataset, method, dist)
+        for dataset in ("mnist", "fmnist", "cifar10", "cifar100")
+        for method, rates in published_learning_rates(dataset).items()
+        for dist, rate in rates.items()
+        if rate not in learning_rate_grid(dataset)
+    ]
+    assert len(outside) == 9
+    assert [o for o in outside if o[0] != "cifar100"] == [("cifar10", "DPFedAvg", "Dist8")]
+    main, ablation = published_table("mnist_accuracy"), published_table("mnist_ablation_privacy")
+    apart = [(m, c) for m, r in ablation.items() for c in r if r[c][0] != main[m][c][0]]
+    assert len(apart) == 6
+
+
+def test_the_index_lists_artefacts_with_their_verdicts(tmp_path: Path) -> None:
+    reproduce("model-sizes", folder=tmp_path / "model-sizes")
+    text = write_index(tmp_path).read_text()
+    assert "3 of 4 figures equal to the paper's" in text
+    assert "[model-sizes](model-sizes/README.md)" in text
+    with pytest.raises(InvalidValueError, match="--index"):
+        write_index(tmp_path / "nowhere")
