@@ -32,6 +32,7 @@ def test_the_printed_formula() -> None:
     found = convergence_bound(weights=w, **SETTING)
     assert found.psi_sigma == pytest.approx(psi_sigma)
     assert found.psi_p == pytest.approx(psi_p)
+    assert found.noise == pytest.approx(beta * eta * (4 * 0.5 + 16 * 2 + 9 * 8))
     assert found.optimisation == pytest.approx(2.3 / (50 * eta))
     total = 2.3 / (50 * eta) + psi_sigma + psi_p
     assert found.value == pytest.approx(12 / (11 * 2 - 7) * total)

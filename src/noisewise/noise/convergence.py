@@ -28,6 +28,8 @@ class ConvergenceBound:
         value: 12 / (11 E_min - 7) * (optimisation + psi_sigma + psi_p).
         optimisation: (f(theta^0) - f*) / (E eta).
         psi_sigma: the part of noise and of different data.
+        noise: of psi_sigma, the last term: beta eta sum E_i^2 sigma_ig^2 as printed, or with the
+            weights kept. What else psi_sigma has is the drift of local steps.
         psi_p: the part of weights that differ from lambda and of unequal local steps.
         rate_conditions: whether eta satisfies the theorem's two conditions; where one is False the
             value is no bound.
@@ -37,6 +39,7 @@ class ConvergenceBound:
     value: float
     optimisation: float
     psi_sigma: float
+    noise: float
     psi_p: float
     rate_conditions: tuple[bool, bool]
     largest_rate: float
@@ -126,6 +129,7 @@ def convergence_bound(
         float(value),
         float(optimisation),
         float(psi_sigma),
+        float(beta * eta * noise),
         float(psi_p),
         (eta <= first, eta <= second),
         min(first, second),

@@ -11,7 +11,8 @@ from typing import Any
 
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.comparison import OnProgress
-from noisewise.experiments.paper import exact, first_round, trained
+from noisewise.experiments.config import dump_config
+from noisewise.experiments.paper import bound, exact, first_round, trained
 from noisewise.experiments.paper.cells import (
     Column,
     Wishes,
@@ -25,6 +26,8 @@ from noisewise.experiments.paper.provenance import provenance
 from noisewise.experiments.paper.registry import Artefact, load_artefact
 from noisewise.experiments.paper.trained import Trained
 from noisewise.experiments.paper.writing import write_outcome
+from noisewise.report.comparison import write_report
+from noisewise.report.sources import RunSet
 
 __all__ = ["Reproduction", "Wishes", "reproduce"]
 
@@ -34,6 +37,7 @@ _EXACT: Mapping[str, Callable[[Artefact, Sequence[str]], Outcome]] = {
     "z_against_q": exact.z_against_q,
     "h_against_n": exact.h_against_n,
     "model_sizes": exact.model_sizes,
+    "convergence": bound.convergence,
 }
 _FIRST_ROUND: Mapping[str, Callable[[Artefact, Wishes, Path], Outcome]] = {
     "weights": first_round.weights,
@@ -117,7 +121,7 @@ def reproduce(
         outcome = _FIRST_ROUND[about.make](artefact, wishes, store)
         start = artefact.config(wishes.changes).seed
         return finish(outcome, range(start, start + (1 if about.make == "eigenvalues" else seeds)))
-    return _train(artefact, wishes, store, collect, on_column, finish)
+    return _train(artefact, wishes, store, collect, on_column, finish, folder)
 
 
 def _train(
@@ -127,6 +131,7 @@ def _train(
     collect: bool,
     on_column: OnColumn | None,
     finish: Callable[[Outcome, Sequence[int]], Reproduction],
+    folder: Path | None,
 ) -> Reproduction:
     """Column by column; what is there so far is written after each."""
     columns = make_columns(artefact, wishes)
@@ -149,6 +154,8 @@ def _train(
             outcome = _TRAINED[artefact.about.make](artefact, done)
             seeds = sorted({r.seed for t in done for r in t.results})
             last = finish(replace(outcome, failures=failures), seeds)
+            if folder is not None:
+                _write_page(folder / "page", artefact, done)
     if last is None:
         if failures:
             return finish(Outcome(failures=failures), ())
@@ -156,6 +163,21 @@ def _train(
     return last if last.outcome.failures == failures else finish(
         replace(last.outcome, failures=failures), last.origin["seeds"]
     )  # fmt: skip
+
+
+def _write_page(folder: Path, artefact: Artefact, done: Sequence[Trained]) -> None:
+    """The runs behind an artefact as one HTML page, one set a column."""
+    sets = [
+        RunSet(
+            trained.results,
+            name=trained.column.name,
+            config=dump_config(trained.column.config),
+            settings={"column": trained.column.name},
+        )
+        for trained in done
+        if trained.results
+    ]
+    write_report(sets, folder, title=artefact.about.title, draw_parts=False)
 
 
 def _exact_columns(artefact: Artefact, wishes: Wishes) -> tuple[str, ...]:
