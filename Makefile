@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := $(VENV)/.installed-extras
 BENCH := $(VENV)/.installed-bench
+DOCS := $(VENV)/.installed-docs
 
-.PHONY: help install demo test check bench lint types format lock clean
+.PHONY: help install demo test check docs bench lint types format lock clean
 
 help:            ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +23,10 @@ $(STAMP): requirements.lock pyproject.toml
 
 $(EXTRAS): requirements-extras.lock $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock -r requirements-extras.lock
+	touch $@
+
+$(DOCS): requirements-docs.lock $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock -r requirements-docs.lock
 	touch $@
 
 $(BENCH): requirements-bench.lock $(STAMP)
@@ -43,6 +48,10 @@ types: $(STAMP)  ## mypy, strict
 
 check: lint types $(EXTRAS) ## lint, types and every test, as CI runs it
 	$(BIN)/python -m pytest -n 2
+
+docs: $(DOCS)    ## the documentation as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir site
+	@echo "open site/index.html"
 
 bench: $(BENCH)  ## speed and precision, as ratios in one run each (an hour)
 	$(BIN)/python -m pytest -q benchmarks

@@ -19,7 +19,13 @@ def blocks(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
-CODE = [(page.name, code) for page in PAGES for code in blocks(page)]
+def sessions(page: Path) -> list[str]:
+    """What runs together: each block by itself, or all of a page that says so."""
+    found = blocks(page)
+    return ["\n".join(found)] if "in one session" in page.read_text() else found
+
+
+CODE = [(page.name, code) for page in PAGES for code in sessions(page)]
 
 
 @pytest.mark.parametrize(
