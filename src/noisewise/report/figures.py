@@ -126,20 +126,13 @@ def noise_chart(results: Sequence[RunResult]) -> Chart | None:
         axes.errorbar(
             *point, yerr=error, fmt=marker, ms=14 if marker == "_" else 6, color=look.colour
         )
-        below = row.method == "Oracle"  # a good method lands on the oracle: keep names apart
-        axes.annotate(
-            row.method,
-            point,
-            xytext=(8, -13 if below else 5),
-            textcoords="offset points",
-            color=look.text,
-            fontsize=FONT_SIZE,
-        )
         tips[str(number)] = (f"{row.method}: {row.accuracy_words()}, noise {row.noise_ratio:.4g}",)
         add_tips(axes, str(number), [point[0]], [point[1]])
     axes.set_xscale("log")
     axes.margins(x=0.2, y=0.15)
     plain_numbers(axes, "x")
+    names = {row.method: (row.noise_ratio, 100 * row.accuracy) for row in rows}
+    _name_points(figure, axes, names, {method: looks[method].text for method in names})
     axes.set_xlabel("noise of the aggregated update / oracle's (log scale)")
     axes.set_ylabel("final accuracy [%]")
     return Chart(
@@ -155,6 +148,35 @@ def noise_chart(results: Sequence[RunResult]) -> Chart | None:
         ),
         tips,
     )
+
+
+def _name_points(
+    figure: Figure,
+    axes: Axes,
+    points: Mapping[str, tuple[float, float]],
+    colours: Mapping[str, str],
+) -> None:
+    """Write each point's name beside it, moved up where good methods land on one another."""
+    axes.autoscale_view()
+    figure.draw_without_rendering()  # settles the scales
+    places = {name: axes.transData.transform(point) for name, point in points.items()}
+    unit = 72 / figure.dpi  # points for a pixel
+    placed: list[tuple[float, float]] = []
+    for name in sorted(points, key=lambda n: places[n][1]):
+        x, y = (float(v) * unit for v in places[name])
+        height = y - 3.0
+        for other_x, other_y in placed:
+            if abs(other_x - x) < 60 and height < other_y + 1.25 * FONT_SIZE:
+                height = other_y + 1.25 * FONT_SIZE
+        placed.append((x, height))
+        axes.annotate(
+            name,
+            points[name],
+            xytext=(9, height - y),
+            textcoords="offset points",
+            color=colours[name],
+            fontsize=FONT_SIZE,
+        )
 
 
 def _mean_weights(run: RunResult) -> dict[str, float]:
