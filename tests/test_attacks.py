@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,15 @@ from noisewise.aggregation.policy import noise_floor, plan_noise
 from noisewise.aggregation.robust_hdp import RobustHDP
 from noisewise.data.specs import ClientSpec
 from noisewise.errors import InvalidValueError, NoHonestUpdateError
+from noisewise.experiments.config import ExperimentConfig, MethodConfig, load_config
+from noisewise.experiments.runner import Job, run
+from noisewise.experiments.setup import under_policy
 from noisewise.federation import TrainingSettings, simulate
 from noisewise.federation.attacks import ATTACKS, Attack, attacked
 from noisewise.noise import Norm
 from noisewise.privacy.plan import make_plan
 
+ROOT = Path(__file__).parents[1]
 P, N = 8000, 20
 FLOOR = 1.0
 
@@ -179,3 +184,48 @@ def test_every_attack_in_a_simulation(kind: str) -> None:
 def test_an_attacker_that_is_no_client_is_named() -> None:
     with pytest.raises(InvalidValueError, match="nobody"):
         small_run(rounds=1, attacks=[Attack("zero", ("nobody",))])
+
+
+def config(**changes: Any) -> ExperimentConfig:
+    return load_config(
+        ROOT / "configs" / "demo.toml", {"training.rounds": 2, "data.limit": 800, **changes}
+    )
+
+
+def test_a_policy_puts_noise_aware_methods_behind_a_guard() -> None:
+    guarded = run(
+        config(**{"policy.tolerated_attackers": 2}), Job(MethodConfig(name="NoiseWise"), 0)
+    )
+    plain = run(config(), Job(MethodConfig(name="NoiseWise"), 0))
+    assert max(guarded.rounds[0].weights.values()) <= 0.2 + 1e-9
+    assert max(plain.rounds[0].weights.values()) > 0.2
+    other = run(config(**{"policy.tolerated_attackers": 2}), Job(MethodConfig(name="WeiAvg"), 0))
+    assert other.rounds == run(config(), Job(MethodConfig(name="WeiAvg"), 0)).rounds
+
+
+def test_permitted_plans_decide_floor_and_server_steps() -> None:
+    permitted = [
+        {"epsilon": 1.0, "delta": 1e-3, "n_examples": 100, "batch_size": 10},
+        {"epsilon": 0.5, "delta": 1e-3, "n_examples": 100, "batch_size": 5},
+    ]
+    wanted = config(**{"policy.tolerated_attackers": 1, "policy.permitted": permitted})
+    method = make_method("NoiseWise")
+    settled, floor = under_policy(wanted, method, [], 650, 0.5)
+    assert settled.server_steps == 20
+    specs = [ClientSpec("a", 100, 10, 1.0, 1e-3), ClientSpec("b", 100, 5, 0.5, 1e-3)]
+    plans = [make_plan(s, rounds=2, clip_norm=1.0) for s in specs]
+    assert floor == min(plan_noise(p, 650, 0.5, normalised=True) for p in plans)
+    assert settled.aggregator.guard == Guard(floor, 1, clip=True)
+
+
+def test_a_policy_that_cannot_be_kept_is_named() -> None:
+    with pytest.raises(InvalidValueError, match="tolerated_attackers"):
+        run(config(**{"policy.tolerated_attackers": 9}), Job(MethodConfig(name="NoiseWise"), 0))
+
+
+@pytest.mark.parametrize(
+    "attacks", [[{"kind": "krum", "clients": ["client-00"]}], [{"kind": "zero", "clients": []}]]
+)
+def test_bad_attacks_in_a_config_are_named(attacks: list[dict[str, Any]]) -> None:
+    with pytest.raises(InvalidValueError, match="attacks"):
+        config(attacks=attacks)

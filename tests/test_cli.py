@@ -303,3 +303,34 @@ def test_updates_of_a_first_round_and_figures_of_their_noise(
     bad = noisewise("updates", DEMO, "--output", tmp_path / "updates.txt")
     assert bad.returncode == 2
     assert "safetensors" in bad.stderr
+
+
+def test_attacks_print_draw_and_resume(noisewise: Noisewise, tmp_path: Path) -> None:
+    words = ["attacks", DEMO, "--set", "training.rounds=2", "--methods", "NoiseWise,DPFedAvg",
+             "--attacks", "zero,sybils", "--workers", 1, "--output", tmp_path]  # fmt: skip
+    out = noisewise(*words)
+    assert out.returncode == 0, out.stderr
+    assert "NoiseWise + guard" in out.stdout
+    assert (tmp_path / "figures" / "attacks.png").stat().st_size > 10_000
+    rows = json.loads(noisewise(*words, "--json").stdout)
+    assert len(rows) == 3 * 3
+    assert all(
+        row["weight"] == 0 for row in rows if row["attack"] == "zero" and "guard" in row["method"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "field"),
+    [
+        ("--attacks", "krum", "attacks"), ("--attackers", "client-00", "attackers"),
+        ("--attackers", "nobody,none", "clients"),
+    ],
+)  # fmt: skip
+def test_bad_attacks_are_one_line(
+    noisewise: Noisewise, tmp_path: Path, option: str, value: str, field: str
+) -> None:
+    out = noisewise("attacks", DEMO, "--set", "training.rounds=1", "--methods", "DPFedAvg",
+                    "--output", tmp_path, option, value)  # fmt: skip
+    assert out.returncode == 2, out.stderr
+    assert field in out.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in out.stderr

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from noisewise.aggregation import Method, make_method, plan_clients
+    from noisewise.aggregation import Guard, Method, NoiseWise, make_method, plan_clients
     from noisewise.data import (
         ClientSpec,
         authors_population,
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from noisewise.errors import InvalidValueError, NoisewiseError
     from noisewise.experiments import compare, load_config, run
     from noisewise.federation import (
+        Attack,
         Client,
         RunResult,
         TrainingSettings,
@@ -30,26 +31,30 @@ if TYPE_CHECKING:
         make_clients,
         simulate,
     )
-    from noisewise.noise import NoiseEstimate, make_estimator
+    from noisewise.noise import NoiseEstimate, convergence_bound, make_estimator
     from noisewise.privacy import Ledger, LocalPlan, PrivacyBudget, epsilon_spent, make_plan
     from noisewise.report import write_comparison
     from noisewise.training import local_update, make_model
 
 # Names are imported on first use: `import noisewise` and `noisewise --help` do not load torch.
 _HOMES = {
+    "Attack": "federation",
     "Client": "federation",
     "ClientSpec": "data",
+    "Guard": "aggregation",
     "InvalidValueError": "errors",
     "Ledger": "privacy",
     "LocalPlan": "privacy",
     "Method": "aggregation",
     "NoiseEstimate": "noise",
+    "NoiseWise": "aggregation",
     "NoisewiseError": "errors",
     "PrivacyBudget": "privacy",
     "RunResult": "federation",
     "TrainingSettings": "federation",
     "authors_population": "data",
     "compare": "experiments",
+    "convergence_bound": "noise",
     "epsilon_spent": "privacy",
     "load_config": "experiments",
     "load_dataset": "data",
@@ -69,13 +74,16 @@ _HOMES = {
 }
 
 __all__ = [
+    "Attack",
     "Client",
     "ClientSpec",
+    "Guard",
     "InvalidValueError",
     "Ledger",
     "LocalPlan",
     "Method",
     "NoiseEstimate",
+    "NoiseWise",
     "NoisewiseError",
     "PrivacyBudget",
     "RunResult",
@@ -83,6 +91,7 @@ __all__ = [
     "__version__",
     "authors_population",
     "compare",
+    "convergence_bound",
     "epsilon_spent",
     "load_config",
     "load_dataset",

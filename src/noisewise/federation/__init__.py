@@ -1,11 +1,14 @@
 """The round loop, its executors, checkpoints and results."""
 
+from noisewise.federation.attacks import ATTACKS, Attack
 from noisewise.federation.clients import Client, make_clients
 from noisewise.federation.results import RoundRecord, RunResult, load_result, load_run
 from noisewise.federation.settings import TrainingSettings
 from noisewise.federation.simulation import simulate
 
 __all__ = [
+    "ATTACKS",
+    "Attack",
     "Client",
     "RoundRecord",
     "RunResult",
