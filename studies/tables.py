@@ -149,11 +149,14 @@ def half_time(cells: Cells) -> list[str]:
 def page() -> str:
     """The results section."""
     softmax, cnn, hetero = read("softmax"), read("cnn"), read("hetero")
-    out = ["## Results", "", "Learning rates: pilots of 40 rounds under a seed of their own, three "
-           "trials for every method, chosen by train loss. Accuracy in percent, mean ± standard "
-           "error over seeds. `python studies/method.py softmax hetero ablation ...` runs the "
-           "cells, `python studies/tables.py` writes this section. Cells that are empty have not "
-           "been run yet: the study takes days of processor time and is still going on.", ""]  # fmt: skip
+    intro = (
+        "Learning rates: pilots of 40 rounds under a seed of their own, three trials for every "
+        "method, chosen by train loss. Accuracy in percent, mean ± standard error over seeds. "
+        "`python studies/method.py softmax hetero ablation ...` runs the cells, "
+        "`python studies/tables.py` writes this section. Cells that are empty have not been run "
+        "yet: the study takes a day of processor time and is still going on."
+    )
+    out = ["## Results", "", intro, ""]
     out += ["### Softmax regression, MNIST, 20 clients, iid, mixed batches", ""]
     out += [*grid(softmax, METHODS, DISTS, "method"), "", provenance(softmax), *verdict(softmax)]
     out += ["", "Share of the attainable signal-to-noise ratio (weights from estimates, ratio from "
