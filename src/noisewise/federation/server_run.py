@@ -12,6 +12,7 @@ import logging
 import math
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,7 +26,7 @@ from torch import Tensor
 from noisewise.aggregation.base import Disclosure
 from noisewise.aggregation.methods import Method
 from noisewise.checks import positive_int
-from noisewise.errors import InvalidValueError
+from noisewise.errors import InvalidValueError, NoisewiseError
 from noisewise.federation.checkpoint import RunFolder, Snapshot
 from noisewise.federation.results import RoundRecord, RunResult, Status, to_json
 from noisewise.federation.server import ServerStep, server_step
@@ -197,7 +198,7 @@ class ServerRun:
             absent = {**dict.fromkeys(known, why), **absent}
             known = {}
             _log.error("round %d: %s", self.snapshot.round + 1, why)
-        step = server_step(self.method, self.snapshot, known, self._disclose)
+        step = self._step(known)
         dropped = {**step.dropped, **absent}
         for client, reason in sorted(dropped.items()):
             _log.warning("round %d: client %s %s", step.snapshot.round, client, reason)
@@ -210,6 +211,14 @@ class ServerRun:
         if not bool(torch.isfinite(self.snapshot.theta).all()):
             self.status = "diverged"
         return step
+
+    def _step(self, known: Mapping[str, Tensor]) -> ServerStep:
+        try:
+            return server_step(self.method, self.snapshot, known, self._disclose)
+        except NoisewiseError as error:  # too few updates for a guard, say: no reason to end a run
+            waiting = replace(self.snapshot, round=self.snapshot.round + 1)
+            _log.error("round %d: %s; the model stays as it was", waiting.round, error)
+            return ServerStep(waiting, dropped=dict.fromkeys(known, str(error)), failure="refused")
 
     def finish(self) -> RunResult:
         """Write the model and the result."""

@@ -1,7 +1,7 @@
 """Flower's array records and our flat parameter vector, with every claim of a record checked.
 
-An array of Flower is the bytes of a ``.npy`` file with a name, a shape and a type beside it. None of
-them is believed: the header is read first, and nothing is allocated before it fits the layout.
+An array of Flower is the bytes of a ``.npy`` file with a name, a shape and a type beside it. None
+of them is believed: the header is read first, and nothing is allocated before it fits the layout.
 """
 
 from __future__ import annotations
