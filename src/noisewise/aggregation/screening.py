@@ -64,5 +64,8 @@ def screen_updates(
     if not kept:
         reasons = "; ".join(f"{client} {fault}" for client, fault in dropped.items())
         raise UpdateError(f"no usable update in this round: {reasons or 'nobody answered'}")
-    matrix = torch.stack([received[client].detach() for client in kept], dim=1)
+    first = received[kept[0]].detach()
+    matrix = torch.empty((size, len(kept)), dtype=dtype, device=first.device)
+    for column, client in enumerate(kept):  # one at a time: they may come from disk
+        matrix[:, column] = received[client].detach()
     return Screened(UpdateMatrix(matrix, tuple(kept)), dropped)

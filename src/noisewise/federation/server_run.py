@@ -11,8 +11,8 @@ import json
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -79,11 +79,10 @@ class Spool:
     reply at a time.
     """
 
-    def __init__(self, size: int, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         self._place = tempfile.TemporaryDirectory(prefix="updates-", dir=folder)
-        self._size = size
         self._files: dict[str, Path] = {}
 
     def add(self, client: str, update: Tensor) -> None:
@@ -92,12 +91,9 @@ class Spool:
         update.detach().numpy().tofile(path)
         self._files[client] = path
 
-    def updates(self) -> dict[str, Tensor]:
-        """All updates by client id; their pages are read from disk when they are used."""
-        return {
-            client: torch.from_file(str(path), size=self._size, dtype=torch.float32)
-            for client, path in self._files.items()
-        }
+    def updates(self) -> Mapping[str, Tensor]:
+        """All updates by client id; each is read from disk when it is asked for, and not kept."""
+        return _Rows(dict(self._files))
 
     def __len__(self) -> int:
         return len(self._files)
@@ -115,6 +111,41 @@ class Spool:
         trace: TracebackType | None,
     ) -> None:
         self._place.cleanup()
+
+
+@dataclass(frozen=True)
+class _Rows(Mapping[str, Tensor]):
+    """Updates that lie on disk."""
+
+    files: Mapping[str, Path]
+
+    def __getitem__(self, client: str) -> Tensor:
+        return torch.from_numpy(np.fromfile(self.files[client], dtype=np.float32))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+
+@dataclass(frozen=True)
+class _Some(Mapping[str, Tensor]):
+    """Some of the updates, in order."""
+
+    updates: Mapping[str, Tensor]
+    clients: tuple[str, ...]
+
+    def __getitem__(self, client: str) -> Tensor:
+        if client not in self.clients:
+            raise KeyError(client)
+        return self.updates[client]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.clients)
+
+    def __len__(self) -> int:
+        return len(self.clients)
 
 
 class ServerRun:
@@ -191,12 +222,13 @@ class ServerRun:
             absent: clients that were asked and gave no update that could be read, and why.
             score: evaluates the released parameters.
         """
-        known, untold = self._with_disclosures(updates)
+        untold = self._untold(updates)
+        known = _Some(updates, tuple(client for client in updates if client not in untold))
         absent = {**absent, **untold}
         if len(known) < self._min:
             why = f"{len(known)} of at least {self._min} updates: the model stays as it was"
             absent = {**dict.fromkeys(known, why), **absent}
-            known = {}
+            known = _Some(updates, ())
             _log.error("round %d: %s", self.snapshot.round + 1, why)
         step = self._step(known)
         dropped = {**step.dropped, **absent}
@@ -251,16 +283,14 @@ class ServerRun:
         summary = self.result().summary() | {"status": "unfinished"}
         write_atomic(self._files.start_file, (to_json(summary, indent=1) + "\n").encode())
 
-    def _with_disclosures(
-        self, updates: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], dict[str, str]]:
-        known, missing = dict(updates), {}
-        for need in self.method.aggregator.needs:
-            for client in updates:
-                if client not in self._told[need]:
-                    known.pop(client, None)
-                    missing[client] = f"has not told its {need.value}"
-        return known, missing
+    def _untold(self, clients: Iterable[str]) -> dict[str, str]:
+        """Clients without which a declared need cannot be met, and which it is."""
+        return {
+            client: f"has not told its {need.value}"
+            for need in self.method.aggregator.needs
+            for client in clients
+            if client not in self._told[need]
+        }
 
     def _disclose(self, ids: tuple[str, ...]) -> dict[Disclosure, NDArray[np.float64]]:
         return {

@@ -5,3 +5,20 @@
 library is an extra: ``pip install 'noisewise[flower]'``. Nothing here is imported by the rest of
 the package.
 """
+
+from __future__ import annotations
+
+import logging
+import sys
+
+__all__ = ["show_log"]
+
+
+def show_log() -> None:
+    """Let this process print what noisewise logs; Flower sets up its own messages only."""
+    logger = logging.getLogger("noisewise")
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)

@@ -285,7 +285,7 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         asked = {m.metadata.message_id: node for node, m in self._asked.items()}
         absent = {str(node): f"did not answer in round {number}" for node in self._asked}
         place = None if run.folder is None else run.folder / "incoming"
-        with Spool(layout.size, place) as spool:
+        with Spool(place) as spool:
             for node, reply in replies:
                 if node is None and isinstance(reply, Message):
                     meta = reply.metadata
