@@ -159,3 +159,71 @@ def test_a_federation_learns_while_one_site_runs_dry_and_two_lie(tmp_path: Path)
     )  # fmt: skip
     assert report.returncode == 0, report.stderr
     assert (page / "report.html").exists()
+
+
+def supervise(there: Deployment, app: Path, sites: range) -> None:
+    """What a site's supervisor does: start a SuperNode again that has ended."""
+    for k in sites:
+        process = there.processes.get(f"node-{k}")
+        if process is None or process.poll() is not None:
+            there.supernode(f"node-{k}", f'site="{site_file(app, k)}"', key=f"site-{k}")
+
+
+def test_tls_node_keys_a_killed_site_and_a_killed_server(tmp_path: Path) -> None:
+    app = make_app(tmp_path, 5, 6)
+    words = "localhost 127.0.0.1 site-0 site-1 site-2 site-3 site-4 stranger"
+    made = subprocess.run(
+        ["sh", "certificates.sh", "keys", *words.split()],
+        cwd=app, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    output, sites = tmp_path / "output", range(5)
+    with Deployment(tmp_path / "processes", keys=app / "keys") as there:
+        there.superlink()
+        for k in sites:
+            there.flwr("supernode", "register", str(app / "keys" / f"site-{k}.pub"), "dep")
+            there.supernode(f"node-{k}", f'site="{site_file(app, k)}"', key=f"site-{k}")
+        there.supernode("stranger", 'site="x"', key="stranger")
+        there.supernode("keyless", 'site="x"')
+        there.run("run", app, config(app, output, round_seconds=150.0))
+        assert there.wait("stranger", 90) != 0
+        assert there.wait("keyless", 90) != 0
+        wait_for_round(output, 1, 150)
+        time.sleep(6)
+        there.kill("node-1")  # in the middle of round 2
+        wait_for_round(output, 2, 200)
+        there.kill("superlink")  # the server's process goes with it
+        there.processes.pop("run").kill()
+        there.superlink()
+        ends = time.monotonic() + 240
+        again = 0
+        while not (output / "result.json").exists():
+            assert time.monotonic() < ends, there.log("run-again") if again else ""
+            supervise(there, app, sites)
+            if not again:
+                there.run("run-again", app, config(app, output, round_seconds=150.0))
+                again = 1
+            time.sleep(10)
+        assert there.wait("run-again", 60) == 0
+        assert "going on after round 2" in there.log("run-again")
+    run = load_run(output)
+    assert run.status == "finished"
+    assert [record.round for record in run.rounds] == [1, 2, 3]
+    assert len(run.rounds[0].weights) == 5
+    assert len(run.rounds[1].weights) == 4
+    assert accuracies(run)[-1] > 0.5
+    for k in sites:
+        spent = statement(site_file(app, k))
+        assert spent.spent <= spent.epsilon
+        assert len(spent.entries) <= (4 if k == 1 else 3)
+
+
+def test_eleven_million_parameters_of_twenty_clients_fit_the_stated_memory(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "flower_large.py"), str(tmp_path)],
+        env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    used = float(done.stdout.split()[0])
+    assert used < (4 * 20 + 4 * 16) * 11.2e6 / 2**20

@@ -2,11 +2,12 @@
 
 Replies are read one by one as they come, checked, and put on disk until the round closes; then
 `ServerRun` does what a simulation does. Memory: the matrix of the round's updates, 4 p n bytes
-(0.9 GB for 11.2 million parameters and 20 clients), plus a few vectors of 4 p bytes.
+(0.9 GB for 11.2 million parameters and 20 clients), plus about a dozen vectors of 4 p bytes.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import time
@@ -37,6 +38,7 @@ ARRAYS, DELTA, CONFIG = "arrays", "delta", "config"
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
+_LARGE = 1_000_000
 _log = logging.getLogger(__name__)
 
 
@@ -300,6 +302,9 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
                     absent[client] = str(error)
                 else:
                     del absent[client]
+                del reply
+                if layout.size > _LARGE:
+                    gc.collect()  # Flower's messages hold themselves: 4 p bytes each otherwise
             step = run.play(spool.updates(), absent, self._score(number, evaluate))
         if step.answer is None:
             return None, None
