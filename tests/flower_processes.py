@@ -75,16 +75,26 @@ class Deployment:
         )  # fmt: skip
         self._wait_for_port()
 
-    def supernode(self, name: str, config: str, key: str | None = None) -> None:
+    def supernode(
+        self, name: str, config: str, key: str | None = None, through: int | None = None
+    ) -> None:
+        """Start a SuperNode; ``through`` is the port of a recorder in front of the SuperLink."""
         security = ["--insecure"]
         if self.keys:
             security = ["--root-certificates", f"{self.keys}/ca.crt"]
             if key:
                 security += ["--auth-supernode-private-key", f"{self.keys}/{key}"]
         self._start(
-            name, "flower-supernode", *security, "--superlink", f"127.0.0.1:{self.port}",
+            name, "flower-supernode", *security, "--superlink", f"127.0.0.1:{through or self.port}",
             "--port", str(free_port()), "--node-config", config,
         )  # fmt: skip
+
+    def wait_for_nodes(self, count: int, seconds: float = 120) -> None:
+        ends = time.monotonic() + seconds
+        while (found := self.flwr("supernode", "list", "dep").count("online")) < count:
+            if time.monotonic() > ends:
+                raise RuntimeError(f"{found} of {count} SuperNodes are online")
+            time.sleep(1)
 
     def run(self, name: str, app: Path, config: str) -> None:
         """Submit a run and follow its log in a process of its own."""
