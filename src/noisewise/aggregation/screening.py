@@ -11,7 +11,7 @@ from torch import Tensor
 from noisewise.aggregation.base import UpdateMatrix
 from noisewise.errors import UpdateError
 
-__all__ = ["Screened", "screen_updates"]
+__all__ = ["Screened", "screen_updates", "update_fault"]
 
 
 _LARGEST_ENERGY = 1e200  # estimators square and sum; float32 updates never come near
@@ -25,7 +25,7 @@ class Screened:
     dropped: Mapping[str, str]
 
 
-def _fault(update: object, size: int, dtype: torch.dtype) -> str | None:
+def update_fault(update: object, size: int, dtype: torch.dtype) -> str | None:
     """What is wrong with one update, or None."""
     if not isinstance(update, Tensor):
         return f"is a {type(update).__name__}, not a tensor"
@@ -58,11 +58,14 @@ def screen_updates(
     Raises:
         UpdateError: if nothing is left; the message holds the reasons.
     """
-    faults = {client: _fault(update, size, dtype) for client, update in received.items()}
+    faults = {client: update_fault(update, size, dtype) for client, update in received.items()}
     dropped = {client: fault for client, fault in sorted(faults.items()) if fault is not None}
     kept = sorted(client for client, fault in faults.items() if fault is None)
     if not kept:
         reasons = "; ".join(f"{client} {fault}" for client, fault in dropped.items())
         raise UpdateError(f"no usable update in this round: {reasons or 'nobody answered'}")
-    matrix = torch.stack([received[client].detach() for client in kept], dim=1)
+    first = received[kept[0]].detach()
+    matrix = torch.empty((size, len(kept)), dtype=dtype, device=first.device)
+    for column, client in enumerate(kept):  # one at a time: they may come from disk
+        matrix[:, column] = received[client].detach()
     return Screened(UpdateMatrix(matrix, tuple(kept)), dropped)

@@ -13,7 +13,18 @@ from typing import Annotated
 import typer
 
 from noisewise import __version__
-from noisewise.cli import attacks, audit, clients, data, ledger, noise, report, reproduce, training
+from noisewise.cli import (
+    attacks,
+    audit,
+    clients,
+    data,
+    flower,
+    ledger,
+    noise,
+    report,
+    reproduce,
+    training,
+)
 from noisewise.cli.common import app
 from noisewise.errors import InvalidValueError, NoisewiseError
 
@@ -23,6 +34,7 @@ __all__ = [
     "audit",
     "clients",
     "data",
+    "flower",
     "ledger",
     "main",
     "noise",

@@ -184,6 +184,14 @@ class RunResult:
     version: int = field(default=1)
 
     @property
+    def deployed(self) -> bool:
+        """Whether this is a server's record of real sites, of which it knows no more than updates.
+
+        Accuracy is then that of the server's own public records.
+        """
+        return bool(self.settings.get("deployed", False))
+
+    @property
     def last_evaluated(self) -> RoundRecord | None:
         """The last round with an evaluation."""
         return next((r for r in reversed(self.rounds) if r.accuracy is not None), None)
@@ -215,7 +223,7 @@ class RunResult:
     def smallest_client_accuracy(self) -> float:
         """Accuracy of the client with the fewest training records."""
         last = self.last_evaluated
-        if last is None or last.accuracy is None:
+        if last is None or last.accuracy is None or self.deployed:
             return math.nan
         smallest = min(self.clients, key=lambda client: self.clients[client]["n_examples"])
         return last.accuracy[smallest]
@@ -245,7 +253,9 @@ class RunResult:
 
     @property
     def largest_epsilon(self) -> float:
-        """The largest epsilon that any client spent; inf without privacy."""
+        """The largest epsilon that any client spent; inf without privacy, NaN if nobody told."""
+        if self.deployed:
+            return math.nan
         spent = list(self.epsilon_spent.values())
         return math.inf if None in spent else max((e for e in spent if e is not None), default=0.0)
 

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from noisewise.aggregation.base import Aggregation, Disclosure, ServerView
+from noisewise.aggregation.base import Aggregation, Disclosure
 from noisewise.aggregation.methods import Method
-from noisewise.aggregation.screening import screen_updates
-from noisewise.errors import NoHonestUpdateError, UpdateError
 from noisewise.federation.attacks import Attack, attacked
 from noisewise.federation.checkpoint import Snapshot
 from noisewise.federation.clients import Client
 from noisewise.federation.executors import Executor
 from noisewise.federation.results import RoundRecord
+from noisewise.federation.server import server_step
 from noisewise.federation.settings import TrainingSettings
 from noisewise.federation.timing import Stopwatch
 from noisewise.noise.variance import aggregate_noise, oracle_noise, signal_share
@@ -98,47 +97,32 @@ def play_round(federation: Federation, snapshot: Snapshot, members: Sequence[int
     rounds_done = dict(snapshot.rounds_done)
     for client in received:
         rounds_done[client] += 1
-    try:
-        with federation.clock.part("aggregation"):
-            screened = screen_updates(
-                received, size=len(snapshot.theta), dtype=snapshot.theta.dtype
-            )
-    except UpdateError:  # local training overflowed at every client
-        record = _record(federation, number, rounds_done, dict.fromkeys(received, "not finite"))
-        return RoundOutcome(replace(snapshot, round=number, rounds_done=rounds_done), record, True)
     with federation.clock.part("aggregation"):
-        kept = [federation.ids.index(client) for client in screened.updates.ids]
-        view = ServerView(screened.updates, number, _disclosed(federation, kept))
-        try:
-            answer = federation.method.aggregator.aggregate(view, snapshot.state)
-        except NoHonestUpdateError as error:
-            record = _record(federation, number, rounds_done, dict.fromkeys(received, str(error)))
-            return RoundOutcome(
-                replace(snapshot, round=number, rounds_done=rounds_done), record, False
-            )
-        theta = snapshot.theta + federation.method.server_rate * answer.delta.to(snapshot.theta)
-        average = _average(snapshot, theta, federation.method.average_rounds)
-    released = theta if average is None else average
-    dropped = {**screened.dropped, **answer.refused}
-    record = _record(federation, number, rounds_done, dropped, released, answer, kept)
-    diverged = not bool(torch.isfinite(theta).all()) or (
+        step = server_step(
+            federation.method,
+            snapshot,
+            received,
+            lambda ids: _disclosed(federation, _positions(federation, ids)),
+            rounds_done,
+        )
+    if step.failure == "unusable":  # local training overflowed at every client
+        record = _record(federation, number, rounds_done, dict.fromkeys(received, "not finite"))
+        return RoundOutcome(step.snapshot, record, True)
+    if step.answer is None:
+        record = _record(federation, number, rounds_done, step.dropped)
+        return RoundOutcome(step.snapshot, record, False)
+    kept = _positions(federation, step.ids)
+    record = _record(
+        federation, number, rounds_done, step.dropped, step.snapshot.released, step.answer, kept
+    )
+    diverged = not bool(torch.isfinite(step.snapshot.theta).all()) or (
         record.train_loss is not None and not math.isfinite(record.mean_train_loss)
     )
-    following = Snapshot(number, theta, answer.state, rounds_done, average)
-    return RoundOutcome(following, record, diverged)
+    return RoundOutcome(step.snapshot, record, diverged)
 
 
-def _average(snapshot: Snapshot, theta: Tensor, rounds: int) -> Tensor | None:
-    """Moving average of the global model over about ``rounds`` rounds, in float64; None for 0.
-
-    The weight of the newest model is 1/t in round t until it reaches 1/rounds, so that the average
-    is not pulled to the start.
-    """
-    if rounds == 0:
-        return None
-    share = 1 / min(rounds, snapshot.round + 1)
-    before = snapshot.theta if snapshot.average is None else snapshot.average
-    return (before.double() + share * (theta.double() - before.double())).to(theta)
+def _positions(federation: Federation, ids: Sequence[str]) -> list[int]:
+    return [federation.ids.index(client) for client in ids]
 
 
 def _disclosed(

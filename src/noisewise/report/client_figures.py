@@ -150,7 +150,7 @@ def budget_chart(results: Sequence[RunResult]) -> Chart | None:
 def fairness_chart(results: Sequence[RunResult]) -> Chart | None:
     """Final accuracy of every client, one row a method; None without evaluations."""
     grouped = {
-        method: [r for r in runs if r.last_evaluated is not None]
+        method: [r for r in runs if r.last_evaluated is not None and not r.deployed]
         for method, runs in by_method(results).items()
     }
     grouped = {method: runs for method, runs in grouped.items() if runs}

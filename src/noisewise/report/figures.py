@@ -95,11 +95,16 @@ def accuracy_chart(results: Sequence[RunResult]) -> Chart:
     seeds = max((len(runs) for runs in grouped.values()), default=0)
     band = f"; bands are the range over {seeds} seeds" if seeds > 1 else ""
     rows = tuple((str(r), *(means[m].get(r, "") for m in means)) for r in every)
+    about = (
+        f"Mean over the clients of the accuracy on their held-out records{band}. Dashed lines are "
+        "references: FedAvg has no privacy, Oracle knows the true noise."
+    )
+    if results and all(run.deployed for run in results):
+        about = f"On the server's own public records{band}; no site tells its accuracy."
     return Chart(
         "accuracy",
         "Accuracy over rounds",
-        f"Mean over the clients of the accuracy on their held-out records{band}. Dashed lines are "
-        "references: FedAvg has no privacy, Oracle knows the true noise.",
+        about,
         figure,
         Table(("round", *(f"{method} [%]" for method in means)), rows),
         tips,

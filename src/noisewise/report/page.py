@@ -64,7 +64,9 @@ def disclosure_table(results: Sequence[RunResult]) -> Table:
         needs = [_TOLD.get(need, need) for need in runs[0].needs]
         told = "; ".join(needs) or "nothing beyond the updates"
         privacy = "each client's own budget"
-        if runs[0].guarantee is None:
+        if runs[0].deployed:
+            privacy = "each site's own budget, which its ledger keeps and the server is not told"
+        elif runs[0].guarantee is None:
             privacy = "none: updates carry no noise"
         elif any(c["planned_epsilon"] != c["epsilon"] for c in runs[0].clients.values()):
             privacy = "one epsilon for all, the smallest"

@@ -84,6 +84,8 @@ class MethodRow:
             accuracy += f" ({self.remarks()})"
         noise = "no noise" if self.noise_ratio == 0 else f"{self.noise_ratio:.4g}"
         epsilon = "no limit" if math.isinf(self.largest_epsilon) else f"{self.largest_epsilon:.3g}"
+        if math.isnan(self.largest_epsilon):
+            epsilon = "each site's own"
         told = ", ".join(self.needs) or "nothing"
         return (
             self.method,

@@ -1,0 +1,138 @@
+"""The client of a site: its own budget, its own ledger, noised arrays out and nothing else.
+
+A reply is either the noised change of the parameters or the words "not taking part". Why a site
+does not take part stands in its own log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from safetensors.torch import load as decode
+from safetensors.torch import save as encode
+from torch import Tensor
+
+from noisewise.errors import InvalidValueError, NoisewiseError
+from noisewise.federation.flower.instruction import Instruction, read_instruction
+from noisewise.federation.flower.records import to_record
+from noisewise.federation.flower.site import Site, load_site
+from noisewise.privacy.ledger import Ledger, SealedReply
+from noisewise.randomness import SecureRandom
+from noisewise.training.local import local_update
+from noisewise.training.parameters import ParameterLayout
+
+__all__ = ["NOT_TAKING_PART", "REFUSED", "answer", "make_client_app", "site_reply"]
+
+NOT_TAKING_PART = "not taking part"
+REFUSED = 451
+"""Code of the error reply; the same for every reason."""
+
+_log = logging.getLogger("noisewise.site")
+
+
+def make_client_app(site: str | Path | None = None) -> ClientApp:
+    """A `ClientApp` that answers training instructions by the site's own rules.
+
+    Args:
+        site: the site's file. None takes the path from the SuperNode's ``--node-config
+            'site="..."'``, which the site's people start; never from a run's config.
+    """
+    app = ClientApp()
+
+    @app.train()  # type: ignore[untyped-decorator, unused-ignore]
+    def train(message: Message, context: Context) -> Message:
+        def read() -> Site:
+            return load_site(_site_file(site, context))
+
+        return answer(message, read)
+
+    @app.evaluate()  # type: ignore[untyped-decorator, unused-ignore]
+    def evaluate(message: Message, context: Context) -> Message:
+        _log.warning("a request to evaluate was refused: metrics are about this site's records")
+        return _refusal(message)
+
+    @app.query()  # type: ignore[untyped-decorator, unused-ignore]
+    def query(message: Message, context: Context) -> Message:
+        _log.warning("a query was refused: this site answers training instructions only")
+        return _refusal(message)
+
+    return app
+
+
+def _site_file(given: str | Path | None, context: Context) -> str | Path:
+    path = given if given is not None else context.node_config.get("site")
+    if not isinstance(path, (str, Path)) or not str(path):
+        allowed = 'must be in --node-config of the SuperNode: site="PATH", the site\'s file'
+        raise InvalidValueError("site", path, allowed)
+    return path
+
+
+def answer(message: Message, read_site: Callable[[], Site]) -> Message:
+    """The reply to a message: noised arrays, or "not taking part" whatever went wrong.
+
+    No exception leaves: Flower would send its text to the server.
+    """
+    try:
+        site = read_site()
+        layout = ParameterLayout.of(site.model)
+        instruction = read_instruction(message.content, layout, site.config.limits)
+        delta = site_reply(site, instruction)
+        content = RecordDict({"delta": to_record(layout, delta)})
+    except NoisewiseError as error:
+        _log.error("not taking part: %s", error)
+    except Exception:
+        _log.exception("not taking part: an error that is ours or this machine's")
+    else:
+        _log.info("round %d: a noised update was sent", instruction.round)
+        return Message(content, reply_to=message)
+    return _refusal(message)
+
+
+def _refusal(message: Message) -> Message:
+    return Message(Error(REFUSED, NOT_TAKING_PART), reply_to=message)
+
+
+def site_reply(site: Site, instruction: Instruction) -> Tensor:
+    """Reserve, train, seal: the noised update [p] as the ledger stored it.
+
+    Raises:
+        LedgerError: the budget is spent, or the ledger cannot be trusted.
+    """
+    layout = ParameterLayout.of(site.model)
+    normalise = site.config.training.normalise
+    digest = instruction.digest(layout, site.plan, normalise)
+    data = site.data()  # before the ledger is asked: a missing file must not cost a round
+    _warn_of_size(site, len(data))
+    with Ledger.open(
+        site.ledger_file,
+        dataset_id=site.config.ledger.dataset,
+        budget=site.budget,
+        accountant=site.config.budget.accountant,
+        keep_replies=site.config.ledger.keep_replies,
+    ) as ledger:
+        granted = ledger.reserve(digest, site.plan)
+        if isinstance(granted, SealedReply):
+            _log.info("round %d was answered before: the same bytes again", instruction.round)
+            return decode(granted.reply)["delta"]
+        made = local_update(
+            site.model,
+            instruction.theta,
+            data,
+            site.plan,
+            instruction.learning_rate,
+            site.loss,
+            SecureRandom(),
+            physical_batch=site.config.training.physical_batch,
+        )
+        delta = made.delta / site.plan.steps_per_round if normalise else made.delta
+        return decode(ledger.seal(granted, encode({"delta": delta.contiguous()})))["delta"]
+
+
+def _warn_of_size(site: Site, found: int) -> None:
+    planned = site.config.data.records
+    if abs(found - planned) > 0.1 * planned:
+        _log.warning("data.records = %d in the plan, but there are %d records", planned, found)

@@ -1,0 +1,358 @@
+"""`NoiseAware`: any of our aggregators as a Flower strategy. Transport only, no mathematics.
+
+Replies are read one by one as they come, checked, and put on disk until the round closes; then
+`ServerRun` does what a simulation does. Memory: the matrix of the round's updates, 4 p n bytes
+(0.9 GB for 11.2 million parameters and 20 clients), plus about a dozen vectors of 4 p bytes.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from torch import Tensor
+
+from noisewise.aggregation.base import Aggregator, Disclosure
+from noisewise.aggregation.methods import Method, make_method
+from noisewise.aggregation.screening import update_fault
+from noisewise.checks import fraction, positive_int, positive_number
+from noisewise.errors import InvalidValueError, UpdateError
+from noisewise.federation.flower.records import layout_of, read_theta, to_record
+from noisewise.federation.server_run import ServerRun, Spool, check_needs
+from noisewise.randomness import keyed_generator
+from noisewise.training.parameters import ParameterLayout
+
+__all__ = ["ARRAYS", "CONFIG", "DELTA", "NoiseAware"]
+
+ARRAYS, DELTA, CONFIG = "arrays", "delta", "config"
+"""Names of the records: parameters, their change, and the server's instruction."""
+
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+
+_LARGE = 1_000_000
+_log = logging.getLogger(__name__)
+
+
+class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
+    """A Flower strategy around a method or an aggregator.
+
+    Example::
+
+        strategy = NoiseAware("RobustHDP", learning_rate=0.2, folder="runs/ward")
+        strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=20)
+
+    Args:
+        method: a `Method`, the name of one, or an aggregator. One that divides updates by their
+            steps (NoiseWise) needs ``server_steps``, and sites that are told so by their people.
+        learning_rate: of the clients' local steps; a site takes part if it is within its bounds.
+        folder: for checkpoints and results; a folder with a part of the run is gone on with.
+        min_clients: wait for so many, and leave the model alone with fewer sound updates.
+        participation: share of the connected clients that is asked in a round.
+        told: for methods that need epsilons or numbers of records: values by node id.
+        round_seconds: a round closes then; who has not answered is left out.
+        wait_seconds: how long to wait for ``min_clients`` to connect.
+        failures_allowed: so many rounds in a row may leave the model as it was.
+        poll_seconds: between questions for replies.
+        seed: of the choice of clients.
+
+    Raises:
+        InvalidValueError: the method needs what no server may know, or what nobody has told.
+    """
+
+    def __init__(
+        self,
+        method: Method | Aggregator | str,
+        *,
+        learning_rate: float,
+        folder: Path | str | None = None,
+        min_clients: int = 2,
+        participation: float = 1.0,
+        told: Mapping[Disclosure, Mapping[int, float]] | None = None,
+        round_seconds: float = 3600.0,
+        wait_seconds: float = 600.0,
+        failures_allowed: int = 2,
+        poll_seconds: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        self.method = _as_method(method)
+        self._told = {n: {str(k): v for k, v in by.items()} for n, by in (told or {}).items()}
+        check_needs(self.method, self._told)
+        if self.method.normalise and self.method.server_steps is None:
+            raise InvalidValueError(
+                "server_steps", None, "must be given: a server does not know the sites' plans"
+            )
+        self.learning_rate = positive_number("learning_rate", learning_rate)
+        self.min_clients = positive_int("min_clients", min_clients)
+        self.participation = fraction("participation", participation)
+        self.round_seconds = positive_number("round_seconds", round_seconds)
+        self.wait_seconds = positive_number("wait_seconds", wait_seconds)
+        self.failures_allowed = positive_int("failures_allowed", failures_allowed)
+        self.poll_seconds = positive_number("poll_seconds", poll_seconds)
+        self.folder = None if folder is None else Path(folder)
+        self.seed = seed
+        self.run: ServerRun | None = None
+        self._layout: ParameterLayout | None = None
+        self._asked: dict[int, Message] = {}
+
+    # ------------------------------------------------------------ the whole run
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Evaluate | None = None,
+    ) -> Result:
+        """Play the rounds that are left; see Flower's `Strategy.start`.
+
+        Args:
+            grid: Flower's.
+            initial_arrays: trainable parameters; a folder with a part of the run knows better.
+            num_rounds: in all, those before a restart included.
+            timeout: of a round, in place of ``round_seconds``.
+            train_config: must be empty: a site takes a round and a learning rate, nothing else.
+            evaluate_config: must be empty: clients give no metrics.
+            evaluate_fn: (round, arrays) -> metrics on public records; ``accuracy`` is recorded.
+
+        Raises:
+            UpdateError: too few clients connected, or too many rounds in a row failed.
+        """
+        for name, config in (("train_config", train_config), ("evaluate_config", evaluate_config)):
+            if config:
+                raise InvalidValueError(name, sorted(config), "must be empty: sites refuse more")
+        seconds = self.round_seconds if timeout is None else positive_number("timeout", timeout)
+        run = self._begin(initial_arrays, num_rounds)
+        assert self._layout is not None
+        result = Result()
+        result.arrays = to_record(self._layout, run.snapshot.released)
+        self.summary()
+        failed = 0
+        while not run.ended:
+            number = run.snapshot.round + 1
+            arrays = to_record(self._layout, run.snapshot.theta)
+            messages = self.configure_train(number, arrays, ConfigRecord(), grid)
+            replies = self._replies(grid, list(messages), seconds)
+            changed, _ = self._close_round(number, replies, evaluate_fn)
+            result.arrays = to_record(self._layout, run.snapshot.released)
+            self._note(result, number)
+            failed = 0 if changed is not None else failed + 1
+            if failed > self.failures_allowed:
+                run.finish()
+                raise UpdateError(f"{failed} rounds in a row without an update that could be used")
+        run.finish()
+        return result
+
+    def _begin(self, initial: ArrayRecord, rounds: int) -> ServerRun:
+        self._layout = layout_of(initial)
+        self.run = ServerRun(
+            self.method,
+            read_theta(initial, self._layout),
+            rounds=rounds,
+            folder=self.folder,
+            told=self._told,
+            min_clients=self.min_clients,
+            seed=self.seed,
+            identity=repr(self._layout),
+            settings={
+                "learning_rate": self.learning_rate,
+                "participation": self.participation,
+                "min_clients": self.min_clients,
+            },
+        )
+        return self.run
+
+    def _note(self, result: Result, number: int) -> None:
+        assert self.run is not None
+        record = self.run.records[-1]
+        score = record.mean_accuracy
+        if math.isfinite(score):
+            result.evaluate_metrics_serverapp[number] = MetricRecord({"accuracy": score})
+        _log.info(
+            "round %d: %d updates used, %d not; accuracy on public records %s",
+            number,
+            len(record.weights),
+            len(record.dropped),
+            f"{100 * score:.1f} %" if math.isfinite(score) else "not measured",
+        )
+
+    # ------------------------------------------------------------ Flower's five methods
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The same instruction for every chosen client: round, learning rate, parameters."""
+        if self.run is None:
+            self._begin(arrays, server_round)
+        nodes = self._choose(grid, server_round)
+        told = ConfigRecord({"server-round": server_round, "learning-rate": self.learning_rate})
+        content = RecordDict({ARRAYS: arrays, CONFIG: told})
+        self._asked = {
+            node: Message(content, node, MessageType.TRAIN, group_id=str(server_round))
+            for node in nodes
+        }
+        return list(self._asked.values())
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Close a round; None keeps the old model."""
+        return self._close_round(server_round, ((None, reply) for reply in replies), None)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nobody is asked: a metric is about a client's records, and would cost budget."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """See `configure_evaluate`."""
+        return None
+
+    def summary(self) -> None:
+        """One line about the run."""
+        needs = ", ".join(sorted(n.value for n in self.method.aggregator.needs)) or "nothing"
+        _log.info(
+            "%s; sites tell the server %s; at least %d clients; learning rate %g; results in %s",
+            self.method.name,
+            needs,
+            self.min_clients,
+            self.learning_rate,
+            self.folder or "memory",
+        )
+
+    # ------------------------------------------------------------ asking and hearing
+
+    def _choose(self, grid: Grid, number: int) -> list[int]:
+        """A share of the connected nodes; waits for ``min_clients``, but not for ever."""
+        ends = time.monotonic() + self.wait_seconds
+        while len(nodes := sorted(grid.get_node_ids())) < self.min_clients:
+            if time.monotonic() > ends:
+                raise UpdateError(
+                    f"{len(nodes)} of at least {self.min_clients} clients connected within "
+                    f"{self.wait_seconds:g} s"
+                )
+            time.sleep(min(self.poll_seconds, 1.0))
+        asked = max(self.min_clients, math.ceil(self.participation * len(nodes)))
+        if asked >= len(nodes):
+            return nodes
+        generator = keyed_generator(self.seed, number, "participation")
+        return sorted(int(n) for n in generator.choice(nodes, size=asked, replace=False))
+
+    def _replies(
+        self, grid: Grid, messages: list[Message], seconds: float
+    ) -> Iterable[tuple[int | None, Message | str]]:
+        """(node, reply or what went wrong), one at a time, until all came or time is up."""
+        ends = time.monotonic() + seconds
+        nodes = [message.metadata.dst_node_id for message in messages]
+        pushed = list(grid.push_messages(messages))
+        waiting = {m: n for m, n in zip(pushed, nodes, strict=False) if m is not None}
+        while waiting and time.monotonic() < ends:
+            for sent, node in list(waiting.items()):
+                try:
+                    # One by one: a reply that cannot be decoded is its sender's loss only.
+                    found = list(grid.pull_messages([sent]))
+                except (ValueError, TypeError, KeyError, RuntimeError) as error:
+                    del waiting[sent]
+                    yield node, f"sent what cannot be decoded ({type(error).__name__})"
+                    continue
+                if found:
+                    del waiting[sent]
+                    yield node, found[0]
+            if waiting:
+                time.sleep(min(self.poll_seconds, max(0.0, ends - time.monotonic())))
+
+    def _close_round(
+        self,
+        number: int,
+        replies: Iterable[tuple[int | None, Message | str]],
+        evaluate: Evaluate | None,
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        if self.run is None or self._layout is None:
+            raise InvalidValueError("round", number, "has not begun: call configure_train first")
+        run, layout = self.run, self._layout
+        asked = {m.metadata.message_id: node for node, m in self._asked.items()}
+        absent = {str(node): f"did not answer in round {number}" for node in self._asked}
+        place = None if run.folder is None else run.folder / "incoming"
+        with Spool(place) as spool:
+            for node, reply in replies:
+                if node is None and isinstance(reply, Message):
+                    meta = reply.metadata
+                    node = asked.get(meta.reply_to_message_id, meta.src_node_id)
+                client = str(node)
+                if node not in self._asked or client in spool:
+                    _log.warning("round %d: an answer of %s was not asked for", number, client)
+                    continue
+                try:
+                    spool.add(client, self._read(reply, number, run.snapshot.theta))
+                except UpdateError as error:
+                    absent[client] = str(error)
+                else:
+                    del absent[client]
+                del reply
+                if layout.size > _LARGE:
+                    gc.collect()  # Flower's messages hold themselves: 4 p bytes each otherwise
+            step = run.play(spool.updates(), absent, self._score(number, evaluate))
+        if step.answer is None:
+            return None, None
+        return to_record(layout, run.snapshot.theta), None
+
+    def _score(self, number: int, evaluate: Evaluate | None) -> Callable[[Tensor], float | None]:
+        def score(theta: Tensor) -> float | None:
+            assert self._layout is not None
+            found = evaluate(number, to_record(self._layout, theta)) if evaluate else None
+            value: Any = None if found is None else found.get("accuracy")
+            return None if value is None else float(value)
+
+        return score
+
+    def _read(self, reply: Message | str, number: int, theta: Tensor) -> Tensor:
+        """The update [p] of a reply.
+
+        Raises:
+            UpdateError: whatever is wrong with it, in one line.
+        """
+        assert self._layout is not None
+        if isinstance(reply, str):
+            raise UpdateError(reply)
+        if reply.has_error():
+            raise UpdateError(f"gave no update (code {reply.error.code})")
+        if reply.metadata.group_id not in ("", str(number)):
+            raise UpdateError(f"answered round {str(reply.metadata.group_id)[:20]!r}")
+        records = reply.content.array_records
+        if len(records) != 1 or next(iter(records)) not in (DELTA, ARRAYS):
+            names = [str(name)[:20] for name in list(records)[:3]]
+            raise UpdateError(f"sent the array records {names}, expected {DELTA!r} or {ARRAYS!r}")
+        (name, record), *_ = records.items()
+        update = read_theta(record, self._layout)
+        if name == ARRAYS:
+            if self.method.normalise:
+                raise UpdateError("sent parameters where updates divided by their steps are needed")
+            update -= theta
+        fault = update_fault(update, len(theta), torch.float32)
+        if fault is not None:
+            raise UpdateError(fault)
+        return update
+
+
+def _as_method(method: Method | Aggregator | str) -> Method:
+    if isinstance(method, str):
+        return make_method(method)
+    if isinstance(method, Method):
+        return method
+    if isinstance(method, Aggregator):
+        return Method(type(method).__name__, method)
+    raise InvalidValueError("method", type(method).__name__, "must be a method or an aggregator")

@@ -1,0 +1,61 @@
+"""Chart of a real federation: whose update counted in which round, as the server knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.ticker import MaxNLocator
+
+from noisewise.federation.results import RoundRecord, RunResult
+from noisewise.report.chart import Chart, Table, add_tips, label_ends, method_looks, new_axes
+
+__all__ = ["site_weights_chart"]
+
+
+def _cell(record: RoundRecord, client: str) -> str:
+    if client in record.dropped:
+        return record.dropped[client]
+    return f"{100 * record.weights[client]:.1f} %" if client in record.weights else "not asked"
+
+
+def site_weights_chart(results: Sequence[RunResult]) -> Chart | None:
+    """Weight of each site over the rounds of the first deployed run; None without one."""
+    run = next((r for r in results if r.deployed and any(o.weights for o in r.rounds)), None)
+    if run is None:
+        return None
+    clients = sorted({c for r in run.rounds for c in (*r.weights, *r.dropped)})
+    figure, axes = new_axes()
+    looks = method_looks(clients)
+    ends, tips = {}, {}
+    for number, client in enumerate(clients):
+        used = [r for r in run.rounds if client in r.weights and client not in r.dropped]
+        if not used:
+            continue
+        rounds = [r.round for r in used]
+        weights = [100 * r.weights[client] for r in used]
+        axes.plot(rounds, weights, "o-", ms=3.5, lw=1.2, color=looks[client].colour)
+        ends[client[-6:]] = (rounds[-1], float(weights[-1]))
+        add_tips(axes, str(number), rounds, weights)
+        tips[str(number)] = tuple(
+            f"site {client}, round {r}: {w:.1f} %" for r, w in zip(rounds, weights, strict=True)
+        )
+    axes.set_xlabel("round")
+    axes.set_ylabel("aggregation weight [%]")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylim(bottom=0)
+    if len(ends) <= 14:
+        label_ends(axes, ends, {c[-6:]: looks[c].text for c in clients})
+    rows = tuple(
+        (str(record.round), *(_cell(record, client) for client in clients)) for record in run.rounds
+    )
+    used_in = np.mean([len(r.weights) for r in run.rounds])
+    return Chart(
+        "site-weights",
+        "Whose update counts",
+        f"Weight of each site in each round (named by the end of its node id), {used_in:.1f} "
+        "updates a round on average. A gap is a round without a usable update; the table says why.",
+        figure,
+        Table(("round", *(f"site {client}" for client in clients)), rows),
+        tips,
+    )

@@ -1,0 +1,59 @@
+"""`noisewise flower`: the app that it writes, and its check of a site's file. Needs no Flower."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from noisewise.errors import InvalidValueError
+from noisewise.federation.flower.app import write_app
+from noisewise.federation.flower.site import SiteConfig, load_site
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_example_is_what_the_command_writes(tmp_path: Path) -> None:
+    written = write_app(tmp_path / "app")
+    for path in written:
+        shipped = ROOT / "examples" / "flower" / path.relative_to(tmp_path / "app")
+        assert shipped.read_bytes() == path.read_bytes(), shipped
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(InvalidValueError, match="new or empty"):
+        write_app(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_the_app_ships_code_only_and_installs_nothing(tmp_path: Path) -> None:
+    write_app(tmp_path)
+    app = tomllib.loads((tmp_path / "pyproject.toml").read_text())
+    assert app["project"]["dependencies"] == []
+    assert app["tool"]["flwr"]["app"]["fab-include"] == ["noisewise_app/*.py"]
+    SiteConfig.model_validate(tomllib.loads((tmp_path / "site.toml").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ("epsilon = 2.0", "epsilon = 0.0", "budget.epsilon"),
+        ("epsilon = 2.0", "epsilon = nan", "budget.epsilon"),
+        ("delta = 1e-6", "delta = 1.0", "budget.delta"),
+        ("batch_size = 64", "batch_size = 0", "training.batch_size"),
+        ("[0.001, 1.0]", "[1.0, 0.001]", "limits"),
+        ('file = "records.npz"', "", "data"),
+        ("clip_norm = 1.0", "clip_norm = 1.0\nseed = 3", "training.seed"),
+    ],
+)
+def test_a_wrong_site_file_is_one_line_that_names_the_field(
+    old: str, new: str, field: str, tmp_path: Path
+) -> None:
+    write_app(tmp_path / "app")
+    site = tmp_path / "app" / "site.toml"
+    site.write_text(site.read_text().replace(old, new))
+    with pytest.raises(InvalidValueError, match=field) as caught:
+        load_site(site)
+    assert "\n" not in str(caught.value)

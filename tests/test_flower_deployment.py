@@ -1,0 +1,229 @@
+"""Real SuperLink and SuperNode processes on loopback, started as the app's README says.
+
+Slow: Flower starts a new Python process for every message, so a round takes half a minute.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr.app", reason="needs requirements-extras.lock")
+pytestmark = [pytest.mark.extras, pytest.mark.slow]
+
+from flower_processes import ROOT, Deployment  # noqa: E402
+
+from noisewise.aggregation.policy import noise_floor  # noqa: E402
+from noisewise.federation.flower.app import write_app  # noqa: E402
+from noisewise.federation.flower.site import load_site  # noqa: E402
+from noisewise.federation.results import RunResult, load_run  # noqa: E402
+from noisewise.privacy.budget import PrivacyBudget  # noqa: E402
+from noisewise.privacy.ledger import Ledger, Statement  # noqa: E402
+
+RATE = 0.5
+
+LIARS = '''
+"""The app's client, and two that lie."""
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from noisewise.federation.flower import show_log
+from noisewise.federation.flower.client import make_client_app
+
+show_log()
+honest = make_client_app()
+app = ClientApp()
+
+
+@app.train()
+def train(message, context):
+    lie = context.node_config.get("lie")
+    if lie is None:
+        return honest(message, context)
+    value = np.nan if lie == "nan" else 1e-3
+    shapes = {name: array.shape for name, array in message.content["arrays"].items()}
+    lies = {name: Array(np.full(shape, value, np.float32)) for name, shape in shapes.items()}
+    return Message(RecordDict({"delta": ArrayRecord(lies)}), reply_to=message)
+'''
+
+
+def make_app(folder: Path, sites: int, rounds: int) -> Path:
+    """The app of `noisewise flower new` with the demo's sites."""
+    app = folder / "app"
+    write_app(app)
+    made = subprocess.run(
+        [sys.executable, "demo.py", "demo", str(sites), str(rounds)],
+        cwd=app, env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    return app
+
+
+def site_file(app: Path, number: int) -> Path:
+    return app / "demo" / f"site-{number}" / "site.toml"
+
+
+def shorten_budget(site: Path, rounds: int) -> None:
+    """A site whose budget lasts for a part of the run only: less epsilon for the same noise."""
+    from noisewise.privacy.accounting import epsilon_of
+
+    plan = load_site(site).plan
+    steps = rounds * plan.steps_per_round
+    epsilon = epsilon_of(plan.sample_rate, plan.noise_multiplier, steps, 1e-4, "pld")
+    text = site.read_text()
+    before = next(line for line in text.splitlines() if line.startswith("epsilon"))
+    text = text.replace(before, f"epsilon = {epsilon * 1.001}")
+    site.write_text(text.replace("planned_rounds = 3", f"planned_rounds = {rounds}"))
+    for old in site.parent.glob("site.ledger*"):
+        old.unlink()
+    dataset = load_site(site).config.ledger.dataset
+    Ledger.create(site.parent / "site.ledger", PrivacyBudget(epsilon * 1.001, 1e-4), dataset)
+
+
+def statement(site: Path) -> Statement:
+    with Ledger.inspect(site.parent / "site.ledger") as ledger:
+        return ledger.statement()
+
+
+def config(app: Path, output: Path, **more: object) -> str:
+    told = {
+        "output": f'"{output}"',
+        "public-records": f'"{app}/demo/public.npz"',
+        "learning-rate": RATE,
+        "min-clients": 3,
+        "round-seconds": 240.0,
+        **{name.replace("_", "-"): value for name, value in more.items()},
+    }
+    return " ".join(f"{name}={value}" for name, value in told.items())
+
+
+def wait_for_round(output: Path, number: int, seconds: float) -> None:
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        file = output / "rounds.jsonl"
+        if file.exists() and len(file.read_text().splitlines()) >= number:
+            return
+        time.sleep(0.5)
+    raise AssertionError(f"round {number} did not end within {seconds} s")
+
+
+def accuracies(run: RunResult) -> list[float]:
+    return [record.mean_accuracy for record in run.rounds]
+
+
+def test_a_federation_learns_while_one_site_runs_dry_and_two_lie(tmp_path: Path) -> None:
+    app = make_app(tmp_path, 6, 3)
+    shorten_budget(site_file(app, 0), 2)
+    (app / "noisewise_app" / "client_app.py").write_text(LIARS)
+    plans = [load_site(site_file(app, k)).plan for k in range(4)]
+    floor = noise_floor(plans, 650, RATE, normalised=False)
+    output = tmp_path / "output"
+    with Deployment(tmp_path / "processes") as there:
+        there.superlink()
+        for k in range(6):
+            lie = {4: ' lie="nan"', 5: ' lie="quiet"'}.get(k, "")
+            there.supernode(f"node-{k}", f'site="{site_file(app, k)}"{lie}')
+        there.run("run", app, config(app, output, min_clients=3, noise_floor=floor))
+        assert there.wait("run", 400) == 0, there.log("run")
+        told, logs = there.log("run"), [there.log(f"node-{k}") for k in range(6)]
+    run = load_run(output)
+    assert run.status == "finished"
+    assert len(run.rounds) == 3
+    scores = accuracies(run)
+    assert scores[-1] > scores[0] > 0.2
+    assert scores[-1] > 0.6
+    (nan,) = {c for r in run.rounds for c, why in r.dropped.items() if "not finite" in why}
+    (quiet,) = {c for r in run.rounds for c, why in r.dropped.items() if "too little noise" in why}
+    assert all({nan, quiet} <= set(r.dropped) for r in run.rounds)
+    assert all(r.weights.get(nan, 0) == 0 == r.weights.get(quiet, 0) for r in run.rounds)
+    (dry,) = set(run.rounds[2].dropped) - {nan, quiet}
+    assert dry in run.rounds[1].weights
+    assert run.rounds[2].dropped[dry] == "gave no update (code 451)"
+    # The reason is the site's own, in its log and ledger; the server has no word of it.
+    assert "the budget does not allow" in logs[0]
+    assert "budget" not in told
+    spent = statement(site_file(app, 0))
+    assert len(spent.entries) == 2
+    assert spent.spent <= spent.epsilon
+    assert [len(statement(site_file(app, k)).entries) for k in (1, 2, 3)] == [3, 3, 3]
+    page = tmp_path / "page"
+    report = subprocess.run(
+        [sys.executable, "-m", "noisewise.cli", "report", str(output), "-o", str(page)],
+        env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert report.returncode == 0, report.stderr
+    assert (page / "report.html").exists()
+
+
+def supervise(there: Deployment, app: Path, sites: range) -> None:
+    """What a site's supervisor does: start a SuperNode again that has ended."""
+    for k in sites:
+        process = there.processes.get(f"node-{k}")
+        if process is None or process.poll() is not None:
+            there.supernode(f"node-{k}", f'site="{site_file(app, k)}"', key=f"site-{k}")
+
+
+def test_tls_node_keys_a_killed_site_and_a_killed_server(tmp_path: Path) -> None:
+    app = make_app(tmp_path, 5, 6)
+    words = "localhost 127.0.0.1 site-0 site-1 site-2 site-3 site-4 stranger"
+    made = subprocess.run(
+        ["sh", "certificates.sh", "keys", *words.split()],
+        cwd=app, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    output, sites = tmp_path / "output", range(5)
+    with Deployment(tmp_path / "processes", keys=app / "keys") as there:
+        there.superlink()
+        for k in sites:
+            there.flwr("supernode", "register", str(app / "keys" / f"site-{k}.pub"), "dep")
+            there.supernode(f"node-{k}", f'site="{site_file(app, k)}"', key=f"site-{k}")
+        there.supernode("stranger", 'site="x"', key="stranger")
+        there.supernode("keyless", 'site="x"')
+        there.run("run", app, config(app, output, round_seconds=150.0))
+        assert there.wait("stranger", 90) != 0
+        assert there.wait("keyless", 90) != 0
+        wait_for_round(output, 1, 150)
+        time.sleep(6)
+        there.kill("node-1")  # in the middle of round 2
+        wait_for_round(output, 2, 200)
+        there.kill("superlink")  # the server's process goes with it
+        there.processes.pop("run").kill()
+        there.superlink()
+        ends = time.monotonic() + 240
+        again = 0
+        while not (output / "result.json").exists():
+            assert time.monotonic() < ends, there.log("run-again") if again else ""
+            supervise(there, app, sites)
+            if not again:
+                there.run("run-again", app, config(app, output, round_seconds=150.0))
+                again = 1
+            time.sleep(10)
+        assert there.wait("run-again", 60) == 0
+        assert "going on after round 2" in there.log("run-again")
+    run = load_run(output)
+    assert run.status == "finished"
+    assert [record.round for record in run.rounds] == [1, 2, 3]
+    assert len(run.rounds[0].weights) == 5
+    assert len(run.rounds[1].weights) == 4
+    assert accuracies(run)[-1] > 0.5
+    for k in sites:
+        spent = statement(site_file(app, k))
+        assert spent.spent <= spent.epsilon
+        assert len(spent.entries) <= (4 if k == 1 else 3)
+
+
+def test_eleven_million_parameters_of_twenty_clients_fit_the_stated_memory(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "flower_large.py"), str(tmp_path)],
+        env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    used = float(done.stdout.split()[0])
+    assert used < (4 * 20 + 4 * 16) * 11.2e6 / 2**20

@@ -1,0 +1,301 @@
+"""The strategy gives what the simulator gives, and no reply can end a run (promises 8 and 14)."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+flwr_app = pytest.importorskip("flwr.app", reason="needs requirements-extras.lock")
+pytestmark = pytest.mark.extras
+
+from federation_helpers import small_clients, small_model  # noqa: E402
+from flower_cases import LocalGrid  # noqa: E402
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict  # noqa: E402
+
+from noisewise.aggregation.base import Disclosure  # noqa: E402
+from noisewise.aggregation.methods import make_method, plan_clients  # noqa: E402
+from noisewise.errors import InvalidValueError, UpdateError  # noqa: E402
+from noisewise.federation import TrainingSettings, simulate  # noqa: E402
+from noisewise.federation.executors import Workload, make_executor, one_thread  # noqa: E402
+from noisewise.federation.flower.records import layout_of, read_theta, to_record  # noqa: E402
+from noisewise.federation.flower.strategy import NoiseAware  # noqa: E402
+from noisewise.federation.results import load_run  # noqa: E402
+from noisewise.training.parameters import ParameterLayout  # noqa: E402
+
+RATE = 0.2
+
+
+def start_arrays() -> ArrayRecord:
+    return ArrayRecord(dict(small_model().named_parameters()))
+
+
+def honest(scale: float = 0.01, seed: int = 0) -> Any:
+    """A client that sends noise, keyed by node and round."""
+
+    def answer(message: Message) -> Message:
+        arrays = message.content["arrays"]
+        key = [seed, message.metadata.dst_node_id, int(message.content["config"]["server-round"])]
+        rng = np.random.default_rng(key)
+        noise = {
+            k: Array((scale * rng.standard_normal(a.shape)).astype(np.float32))
+            for k, a in arrays.items()
+        }
+        return Message(RecordDict({"delta": ArrayRecord(noise)}), reply_to=message)
+
+    return answer
+
+
+def altered(change: Any) -> Any:
+    """An honest client whose array record is changed before it is sent."""
+
+    def answer(message: Message) -> Message:
+        reply = honest()(message)
+        found = change(reply.content["delta"], message)
+        content = found if isinstance(found, RecordDict) else RecordDict({"delta": found})
+        return Message(content, reply_to=message)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("RobustHDP", {}), ("NoiseWise", {"server_steps": 3.0, "average_rounds": 3})],
+)
+def test_the_same_deltas_give_the_same_model_bit_for_bit(
+    method: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    clients, model, chosen = small_clients(), small_model(), make_method(method, options)
+    rounds = 3
+    plans = plan_clients([c.spec for c in clients], chosen, rounds=rounds, clip_norm=1.0)
+    settings = TrainingSettings(rounds, RATE)
+    simulated = simulate(clients, plans, chosen, model, settings, folder=tmp_path / "simulated")
+    layout = ParameterLayout.of(model)
+    work = Workload(
+        model=model, loss=torch.nn.functional.cross_entropy, clients=clients, plans=plans,
+        learning_rate=RATE, seed=0, physical_batch=settings.physical_batch, device="cpu",
+        metric=None, loss_records=8, normalise=chosen.normalise,  # type: ignore[arg-type]
+    )  # fmt: skip
+    executor = make_executor(work, 1, layout.flatten(model), None, None)
+
+    def node(member: int) -> Any:
+        def answer(message: Message) -> Message:
+            theta = read_theta(message.content["arrays"], layout)
+            number = int(message.content["config"]["server-round"])
+            assert message.content["config"]["learning-rate"] == RATE
+            (delta,) = executor.updates(theta, number, [member])
+            return Message(RecordDict({"delta": to_record(layout, delta)}), reply_to=message)
+
+        return answer
+
+    grid = LocalGrid({100 + k: node(k) for k in range(len(clients))})
+    strategy = NoiseAware(chosen, learning_rate=RATE, folder=tmp_path / "flower")
+    with one_thread():
+        strategy.start(grid, ArrayRecord(dict(model.named_parameters())), num_rounds=rounds)
+    ours = load_file(tmp_path / "flower" / "model.safetensors")["theta"]
+    theirs = load_file(tmp_path / "simulated" / "model.safetensors")["theta"]
+    assert torch.equal(ours, theirs)
+    assert strategy.run is not None
+    for mine, other in zip(strategy.run.records, simulated.rounds, strict=True):
+        assert list(mine.weights.values()) == list(other.weights.values())
+        assert list(mine.noise_estimate.values()) == list(other.noise_estimate.values())  # type: ignore[union-attr]
+
+
+def wrong_shape(record: ArrayRecord, message: Message) -> ArrayRecord:
+    name = next(iter(record))
+    return ArrayRecord({**record, name: Array(np.zeros((3, 3), np.float32))})
+
+
+def lying_header(record: ArrayRecord, message: Message) -> ArrayRecord:
+    """Claims the right shape beside the data and a gigantic one inside."""
+    name, array = next(iter(record.items()))
+    data = array.data.replace(b"(10, 64)", b"(9999999999, 64)"[:8])
+    return ArrayRecord({**record, name: Array("float32", array.shape, "numpy.ndarray", data)})
+
+
+def with_value(value: float) -> Any:
+    def change(record: ArrayRecord, message: Message) -> ArrayRecord:
+        name = list(record)[-1]
+        values = record[name].numpy().copy()
+        values.reshape(-1)[0] = value
+        return ArrayRecord({**record, name: Array(values)})
+
+    return change
+
+
+BAD = {
+    "nan": altered(with_value(np.nan)),
+    "inf": altered(with_value(np.inf)),
+    "shape": altered(wrong_shape),
+    "header": altered(lying_header),
+    "dtype": altered(
+        lambda r, m: ArrayRecord({k: Array(a.numpy().astype(np.float64)) for k, a in r.items()})
+    ),
+    "names": altered(lambda r, m: ArrayRecord({f"x{k}": a for k, a in r.items()})),
+    "missing": altered(lambda r, m: ArrayRecord(dict(list(r.items())[:1]))),
+    "empty": altered(lambda r, m: RecordDict()),
+    "two records": altered(lambda r, m: RecordDict({"delta": r, "arrays": r})),
+    "garbage": altered(
+        lambda r, m: ArrayRecord(
+            {
+                k: Array("float32", a.shape, "numpy.ndarray", b"x" * len(a.data))
+                for k, a in r.items()
+            }
+        )
+    ),
+    "error": lambda m: Message(Error(451, "not taking part"), reply_to=m),
+    "silent": lambda m: None,
+}
+
+
+def test_every_bad_reply_is_dropped_with_a_reason_and_the_round_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = {k: honest() for k in range(1, 5)} | {10 + k: bad for k, bad in enumerate(BAD.values())}
+    strategy = NoiseAware(
+        "RobustHDP", learning_rate=RATE, folder=tmp_path, round_seconds=1.0, poll_seconds=0.05
+    )
+    with caplog.at_level(logging.WARNING):
+        strategy.start(LocalGrid(nodes), start_arrays(), num_rounds=2)
+    assert strategy.run is not None
+    for record in strategy.run.records:
+        assert sorted(record.weights) == ["1", "2", "3", "4"]
+        assert set(record.dropped) == {str(10 + k) for k in range(len(BAD))}
+        assert all(record.dropped.values())
+        assert max(map(len, record.dropped.values())) < 300
+    assert all(f"client {10 + k} " in caplog.text for k in range(len(BAD)))
+    run = load_run(tmp_path)
+    assert run.status == "finished"
+    assert len(run.rounds) == 2
+    assert not any((tmp_path / "incoming").iterdir())
+
+
+def test_full_arrays_are_as_good_as_deltas() -> None:
+    def full(record: ArrayRecord, message: Message) -> RecordDict:
+        start = message.content["arrays"]
+        return RecordDict(
+            {
+                "arrays": ArrayRecord(
+                    {k: Array(start[k].numpy() + a.numpy()) for k, a in record.items()}
+                )
+            }
+        )
+
+    results = []
+    for node in (honest(), altered(full)):
+        strategy = NoiseAware("RobustHDP", learning_rate=RATE)
+        found = strategy.start(LocalGrid(dict.fromkeys(range(1, 5), node)), start_arrays(), 1)
+        results.append(read_theta(found.arrays, layout_of(found.arrays)))
+    assert torch.allclose(*results, atol=1e-7)
+    assert not torch.equal(results[0], read_theta(start_arrays(), layout_of(start_arrays())))
+
+
+def test_a_restarted_server_goes_on_and_ends_with_the_same_model(tmp_path: Path) -> None:
+    nodes = {k: honest() for k in range(1, 5)}
+
+    def scored(number: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord({"accuracy": 0.1 * number})
+
+    def strategy(folder: Path) -> NoiseAware:
+        return NoiseAware("RobustHDP", learning_rate=RATE, folder=folder)
+
+    whole = strategy(tmp_path / "whole").start(
+        LocalGrid(nodes), start_arrays(), 4, evaluate_fn=scored
+    )
+
+    class DiesInRound3(LocalGrid):
+        def push_messages(self, messages: Any) -> Any:
+            if len(self.seen) >= 8:
+                raise KeyboardInterrupt
+            return super().push_messages(messages)
+
+    with pytest.raises(KeyboardInterrupt):
+        strategy(tmp_path / "cut").start(DiesInRound3(nodes), start_arrays(), 4, evaluate_fn=scored)
+    assert load_run(tmp_path / "cut").status == "unfinished"
+    grid = LocalGrid(nodes)
+    other_start = ArrayRecord({k: Array(a.numpy() + 1) for k, a in start_arrays().items()})
+    resumed = strategy(tmp_path / "cut").start(grid, other_start, 4, evaluate_fn=scored)
+    assert len(grid.seen) == 8  # two rounds of four clients
+    assert all(
+        np.array_equal(resumed.arrays[k].numpy(), whole.arrays[k].numpy()) for k in whole.arrays
+    )
+    one, two = load_run(tmp_path / "whole"), load_run(tmp_path / "cut")
+    assert one.rounds == two.rounds
+    assert two.accuracy == pytest.approx(0.4)
+    again = strategy(tmp_path / "cut").start(LocalGrid({}), start_arrays(), 4)  # asks nobody
+    assert np.array_equal(again.arrays["1.weight"].numpy(), whole.arrays["1.weight"].numpy())
+
+
+def test_too_few_clients_is_a_named_error_and_not_an_endless_wait() -> None:
+    strategy = NoiseAware("RobustHDP", learning_rate=RATE, min_clients=3, wait_seconds=0.2)
+    with pytest.raises(UpdateError, match="2 of at least 3 clients"):
+        strategy.start(LocalGrid({1: honest(), 2: honest()}), start_arrays(), 1)
+
+
+def test_rounds_below_min_clients_leave_the_model_alone_and_end_the_run_at_last() -> None:
+    nodes = {1: honest(), 2: BAD["nan"], 3: BAD["error"]}
+    strategy = NoiseAware("RobustHDP", learning_rate=RATE, failures_allowed=1)
+    with pytest.raises(UpdateError, match="2 rounds in a row"):
+        strategy.start(LocalGrid(nodes), start_arrays(), 5)
+    assert strategy.run is not None
+    assert torch.equal(
+        strategy.run.snapshot.theta, read_theta(start_arrays(), layout_of(start_arrays()))
+    )
+
+
+def test_what_a_server_may_not_know_is_refused_and_what_sites_must_tell_is_said_loudly(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(InvalidValueError, match="true noise"):
+        NoiseAware("Oracle", learning_rate=RATE)
+    with pytest.raises(InvalidValueError, match="no privacy"):
+        NoiseAware("FedAvg", learning_rate=RATE)
+    with pytest.raises(InvalidValueError, match="told"):
+        NoiseAware("WeiAvg", learning_rate=RATE)
+    with caplog.at_level(logging.WARNING):
+        told = {Disclosure.EPSILON: {1: 1.0, 2: 3.0}}
+        strategy = NoiseAware("WeiAvg", learning_rate=RATE, told=told)
+    assert "tell the server its epsilon" in caplog.text
+    strategy.start(LocalGrid({1: honest(), 2: honest(), 3: honest()}), start_arrays(), 1)
+    assert strategy.run is not None
+    record = strategy.run.records[0]
+    assert record.weights == pytest.approx({"1": 0.25, "2": 0.75})
+    assert "3" in record.dropped
+
+
+def test_flower_can_drive_the_rounds_itself() -> None:
+    """`configure_train` and `aggregate_train` alone, as Flower's own loop calls them."""
+    nodes = {k: honest() for k in range(1, 5)}
+    driven = NoiseAware("RobustHDP", learning_rate=RATE)
+    grid = LocalGrid(nodes)
+    replies = grid.send_and_receive(
+        driven.configure_train(1, start_arrays(), flwr_app.ConfigRecord(), grid)
+    )
+    arrays, metrics = driven.aggregate_train(1, replies)
+    whole = NoiseAware("RobustHDP", learning_rate=RATE).start(LocalGrid(nodes), start_arrays(), 1)
+    assert metrics is None
+    assert arrays is not None
+    assert all(np.array_equal(arrays[k].numpy(), whole.arrays[k].numpy()) for k in arrays)
+
+
+def test_the_report_reads_a_servers_run(tmp_path: Path) -> None:
+    from noisewise.report.comparison import write_report
+    from noisewise.report.sources import find_runs
+
+    nodes = {k: honest(0.01 * k) for k in range(1, 5)} | {5: BAD["nan"]}
+    strategy = NoiseAware("RobustHDP", learning_rate=RATE, folder=tmp_path / "run")
+    scored = {n: MetricRecord({"accuracy": 0.2 * n}) for n in range(1, 4)}
+    strategy.start(
+        LocalGrid(nodes), start_arrays(), 3, evaluate_fn=lambda number, arrays: scored[number]
+    )
+    write_report(find_runs([tmp_path / "run"]).sets, tmp_path / "report")
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "the server is not told" in page
+    assert "not finite" in page
+    assert "no privacy at all" not in page
+    assert "updates carry no noise" not in page
