@@ -242,6 +242,8 @@ ALLOWED_PATHS = {
 }  # fmt: skip
 OBJECT = re.compile(rb"[0-9a-f]{64}\"[\x00-\xff]{1,4}?([A-Z][A-Za-z]+) ")
 
+IDS = re.compile(rb"[0-9a-f]{64}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
 
 def pushed(recorder: Recorder) -> dict[str, list[bytes]]:
     """The objects of a site's replies by kind, without ids, values and times."""
@@ -256,7 +258,7 @@ def pushed(recorder: Recorder) -> dict[str, list[bytes]]:
             rest = rest[: rest.index(b"NUMPY") + 125] + b"%d" % len(rest)  # a header of 128 bytes
         if kind == "Message":  # ids and a time
             rest = b""
-        found.setdefault(kind, []).append(re.sub(rb"[0-9a-f]{64}", b"ID", rest))
+        found.setdefault(kind, []).append(IDS.sub(b"ID", rest))
     return {kind: sorted(bodies) for kind, bodies in found.items()}
 
 
