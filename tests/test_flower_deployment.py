@@ -6,9 +6,11 @@ Slow: Flower starts a new Python process for every message, so a round takes hal
 from __future__ import annotations
 
 import re
+import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -201,7 +203,7 @@ def test_tls_node_keys_a_killed_site_and_a_killed_server(tmp_path: Path) -> None
         there.kill("superlink")  # the server's process goes with it
         there.processes.pop("run").kill()
         there.superlink()
-        ends = time.monotonic() + 240
+        ends = time.monotonic() + 400
         again = 0
         while not (output / "result.json").exists():
             assert time.monotonic() < ends, there.log("run-again") if again else ""
@@ -299,3 +301,24 @@ def test_what_the_server_sees_on_the_wire(tmp_path: Path) -> None:
         assert not [secret for secret in secrets if secret in recorder.sent], k
         used = {request.path.rsplit("/", 1)[-1] for request in recorder.requests()}
         assert used <= ALLOWED_PATHS | {p for p in used if "heartbeat" in p}
+
+
+def test_flowers_own_simulation_runs_the_same_app_with_twenty_clients(tmp_path: Path) -> None:
+    app = make_app(tmp_path, 20, 3)
+    there = Deployment(tmp_path / "processes")
+    (tmp_path / "processes" / "home" / "config.toml").unlink()  # Flower writes its own: "local"
+    there.environment["NOISEWISE_SITE"] = f"{app}/demo/site-{{partition-id}}/site.toml"
+    there.environment["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short paths
+    settings = "num-supernodes=20 client-resources-num-cpus=1 init-args-num-cpus=2"
+    try:
+        told = there.flwr(
+            "run", str(app), "local", "--stream", "--federation-config", settings, "--run-config",
+            config(app, tmp_path / "output", min_clients=10, num_rounds=2), seconds=240,
+        )  # fmt: skip
+    finally:
+        there.end_strays()
+        shutil.rmtree(there.environment["RAY_TMPDIR"], ignore_errors=True)
+    run = load_run(tmp_path / "output")
+    assert run.status == "finished", told
+    assert [len(record.weights) for record in run.rounds] == [20, 20]
+    assert accuracies(run)[1] > accuracies(run)[0]
