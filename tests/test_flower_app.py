@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from noisewise.cli import app
-from noisewise.errors import InvalidValueError, LedgerError
+from noisewise.errors import InvalidValueError, LedgerError, MissingExtraError
 from noisewise.federation.flower.app import write_app
 from noisewise.federation.flower.site import SiteConfig, load_site
 from noisewise.privacy.budget import PrivacyBudget
@@ -86,3 +87,17 @@ def test_new_on_the_command_line(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["flower", "new", str(tmp_path / "mine")])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "mine" / "noisewise_app" / "server_app.py").exists()
+
+
+def test_without_flower_there_is_an_install_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    import noisewise.federation.flower as flower
+
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "flwr" or name.startswith("noisewise.federation.flower."):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    monkeypatch.setitem(sys.modules, "flwr.app", None)
+    with pytest.raises(MissingExtraError, match=r"noisewise\[flower\]"):
+        _ = flower.NoiseAware
+    with pytest.raises(AttributeError):
+        _ = flower.nothing
