@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from noisewise.errors import InvalidValueError
+from noisewise.cli import app
+from noisewise.errors import InvalidValueError, LedgerError, MissingExtraError
 from noisewise.federation.flower.app import write_app
 from noisewise.federation.flower.site import SiteConfig, load_site
+from noisewise.privacy.budget import PrivacyBudget
+from noisewise.privacy.ledger import Ledger
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,9 +36,9 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 def test_the_app_ships_code_only_and_installs_nothing(tmp_path: Path) -> None:
     write_app(tmp_path)
-    app = tomllib.loads((tmp_path / "pyproject.toml").read_text())
-    assert app["project"]["dependencies"] == []
-    assert app["tool"]["flwr"]["app"]["fab-include"] == ["noisewise_app/*.py"]
+    written = tomllib.loads((tmp_path / "pyproject.toml").read_text())
+    assert written["project"]["dependencies"] == []
+    assert written["tool"]["flwr"]["app"]["fab-include"] == ["noisewise_app/*.py"]
     SiteConfig.model_validate(tomllib.loads((tmp_path / "site.toml").read_text()))
 
 
@@ -57,3 +63,41 @@ def test_a_wrong_site_file_is_one_line_that_names_the_field(
     with pytest.raises(InvalidValueError, match=field) as caught:
         load_site(site)
     assert "\n" not in str(caught.value)
+
+
+def test_check_says_what_a_round_costs_and_charges_nothing(tmp_path: Path) -> None:
+    write_app(tmp_path)
+    site = tmp_path / "site.toml"
+    np.savez(
+        tmp_path / "records.npz", inputs=np.zeros((2400, 1, 8, 8)), targets=np.arange(2400) % 9
+    )
+    Ledger.create(tmp_path / "site.ledger", PrivacyBudget(2.0, 1e-6), "my-dataset")
+    for _ in range(2):
+        done = CliRunner().invoke(app, ["flower", "check", str(site)])
+        assert done.exit_code == 0, done.output
+        assert "2400 records" in done.output
+        assert "spent 0." in done.output
+    Path(tmp_path / "site.ledger").unlink()
+    assert isinstance(
+        CliRunner().invoke(app, ["flower", "check", str(site)]).exception, LedgerError
+    )
+
+
+def test_new_on_the_command_line(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["flower", "new", str(tmp_path / "mine")])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "mine" / "noisewise_app" / "server_app.py").exists()
+
+
+def test_without_flower_there_is_an_install_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    import noisewise.federation.flower as flower
+
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "flwr" or name.startswith("noisewise.federation.flower."):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    monkeypatch.setitem(sys.modules, "flwr.app", None)
+    with pytest.raises(MissingExtraError, match=r"noisewise\[flower\]"):
+        _ = flower.NoiseAware
+    with pytest.raises(AttributeError):
+        _ = flower.nothing

@@ -5,17 +5,23 @@ Slow: Flower starts a new Python process for every message, so a round takes hal
 
 from __future__ import annotations
 
+import re
+import shutil
+import struct
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr.app", reason="needs requirements-extras.lock")
 pytestmark = [pytest.mark.extras, pytest.mark.slow]
 
 from flower_processes import ROOT, Deployment  # noqa: E402
+from wire import Recorder  # noqa: E402
 
 from noisewise.aggregation.policy import noise_floor  # noqa: E402
 from noisewise.federation.flower.app import write_app  # noqa: E402
@@ -129,6 +135,7 @@ def test_a_federation_learns_while_one_site_runs_dry_and_two_lie(tmp_path: Path)
         for k in range(6):
             lie = {4: ' lie="nan"', 5: ' lie="quiet"'}.get(k, "")
             there.supernode(f"node-{k}", f'site="{site_file(app, k)}"{lie}')
+        there.wait_for_nodes(6)
         there.run("run", app, config(app, output, min_clients=3, noise_floor=floor))
         assert there.wait("run", 400) == 0, there.log("run")
         told, logs = there.log("run"), [there.log(f"node-{k}") for k in range(6)]
@@ -185,9 +192,10 @@ def test_tls_node_keys_a_killed_site_and_a_killed_server(tmp_path: Path) -> None
             there.supernode(f"node-{k}", f'site="{site_file(app, k)}"', key=f"site-{k}")
         there.supernode("stranger", 'site="x"', key="stranger")
         there.supernode("keyless", 'site="x"')
-        there.run("run", app, config(app, output, round_seconds=150.0))
         assert there.wait("stranger", 90) != 0
         assert there.wait("keyless", 90) != 0
+        there.wait_for_nodes(5)
+        there.run("run", app, config(app, output, round_seconds=150.0))
         wait_for_round(output, 1, 150)
         time.sleep(6)
         there.kill("node-1")  # in the middle of round 2
@@ -195,7 +203,7 @@ def test_tls_node_keys_a_killed_site_and_a_killed_server(tmp_path: Path) -> None
         there.kill("superlink")  # the server's process goes with it
         there.processes.pop("run").kill()
         there.superlink()
-        ends = time.monotonic() + 240
+        ends = time.monotonic() + 400
         again = 0
         while not (output / "result.json").exists():
             assert time.monotonic() < ends, there.log("run-again") if again else ""
@@ -227,3 +235,90 @@ def test_eleven_million_parameters_of_twenty_clients_fit_the_stated_memory(tmp_p
     assert done.returncode == 0, done.stderr
     used = float(done.stdout.split()[0])
     assert used < (4 * 20 + 4 * 16) * 11.2e6 / 2**20
+
+
+ALLOWED_PATHS = {
+    "register-node", "activate-node", "heartbeat", "pull-messages", "pull-object", "get-run",
+    "get-fab", "confirm-message-received", "push-messages", "push-object", "deactivate-node",
+    "unregister-node",
+}  # fmt: skip
+OBJECT = re.compile(rb"[0-9a-f]{64}\"[\x00-\xff]{1,4}?([A-Z][A-Za-z]+) ")
+
+IDS = re.compile(rb"[0-9a-f]{64}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def pushed(recorder: Recorder) -> dict[str, list[bytes]]:
+    """The objects of a site's replies by kind, without ids, values and times."""
+    found: dict[str, list[bytes]] = {}
+    for request in recorder.requests():
+        if not request.path.endswith("push-object"):
+            continue
+        match = OBJECT.search(request.body)
+        assert match is not None, request.body[:200]
+        kind, rest = match.group(1).decode(), request.body[match.end() :]
+        if kind == "ArrayChunk":
+            rest = rest[: rest.index(b"NUMPY") + 125] + b"%d" % len(rest)  # a header of 128 bytes
+        if kind == "Message":  # ids and a time
+            rest = b""
+        found.setdefault(kind, []).append(IDS.sub(b"ID", rest))
+    return {kind: sorted(bodies) for kind, bodies in found.items()}
+
+
+def test_what_the_server_sees_on_the_wire(tmp_path: Path) -> None:
+    """Promise 1: other records, other epsilon, the same bytes but for the noised values."""
+    app = make_app(tmp_path, 4, 3)
+    with np.load(site_file(app, 1).parent / "records.npz") as file:
+        kept = {key: file[key][:-1] for key in ("inputs", "targets")}
+    np.savez(site_file(app, 1).parent / "records.npz", **kept)  # one record less
+    for old in site_file(app, 3).parent.glob("site.ledger*"):
+        old.unlink()
+    with Deployment(tmp_path / "processes") as there:
+        there.superlink()
+        recorders = [Recorder(there.port) for _ in range(4)]
+        for k, recorder in enumerate(recorders):
+            there.supernode(f"node-{k}", f'site="{site_file(app, k)}"', through=recorder.port)
+        there.wait_for_nodes(4)
+        there.run("run", app, config(app, tmp_path / "output", num_rounds=1))
+        assert there.wait("run", 200) == 0, there.log("run")
+        refusal = there.log("node-3")
+    for recorder in recorders:
+        recorder.close()
+    first, *others, refused = [pushed(recorder) for recorder in recorders]
+    assert {kind: len(bodies) for kind, bodies in first.items()} == {
+        "Message": 1, "RecordDict": 1, "ArrayRecord": 1, "Array": 2, "ArrayChunk": 2,
+    }  # fmt: skip
+    for other in others:
+        assert other == first
+    assert b"ArrayChunk" not in recorders[3].sent
+    assert set(refused) <= {"Message"}
+    assert b"not taking part" in recorders[3].sent
+    assert "site.ledger" in refusal  # the reason, at the site
+    for k, recorder in enumerate(recorders):
+        site = load_site(site_file(app, k))
+        numbers = (site.budget.epsilon, site.plan.noise_multiplier, site.plan.sample_rate)
+        secrets = [struct.pack("<d", x) for x in numbers] + [repr(x).encode() for x in numbers[1:]]
+        secrets += [b"epsilon", b"ledger", b"digits-", b"site-", b"site.toml", b"num-examples"]
+        assert not [secret for secret in secrets if secret in recorder.sent], k
+        used = {request.path.rsplit("/", 1)[-1] for request in recorder.requests()}
+        assert used <= ALLOWED_PATHS | {p for p in used if "heartbeat" in p}
+
+
+def test_flowers_own_simulation_runs_the_same_app_with_twenty_clients(tmp_path: Path) -> None:
+    app = make_app(tmp_path, 20, 3)
+    there = Deployment(tmp_path / "processes")
+    (tmp_path / "processes" / "home" / "config.toml").unlink()  # Flower writes its own: "local"
+    there.environment["NOISEWISE_SITE"] = f"{app}/demo/site-{{partition-id}}/site.toml"
+    there.environment["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short paths
+    settings = "num-supernodes=20 client-resources-num-cpus=1 init-args-num-cpus=2"
+    try:
+        told = there.flwr(
+            "run", str(app), "local", "--stream", "--federation-config", settings, "--run-config",
+            config(app, tmp_path / "output", min_clients=10, num_rounds=2), seconds=240,
+        )  # fmt: skip
+    finally:
+        there.end_strays()
+        shutil.rmtree(there.environment["RAY_TMPDIR"], ignore_errors=True)
+    run = load_run(tmp_path / "output")
+    assert run.status == "finished", told
+    assert [len(record.weights) for record in run.rounds] == [20, 20]
+    assert accuracies(run)[1] > accuracies(run)[0]

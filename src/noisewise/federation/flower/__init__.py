@@ -8,10 +8,28 @@ the package.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
+from typing import Any
 
-__all__ = ["show_log"]
+from noisewise.errors import MissingExtraError
+
+__all__ = ["NoiseAware", "make_client_app", "show_log"]
+
+_PARTS = {"NoiseAware": "strategy", "make_client_app": "client"}
+
+
+def __getattr__(name: str) -> Any:
+    """The parts that need Flower, imported when they are first used."""
+    if name not in _PARTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(f"{__name__}.{_PARTS[name]}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "flwr":
+            raise
+        raise MissingExtraError(f"{name} needs Flower: pip install 'noisewise[flower]'") from error
 
 
 def show_log() -> None:

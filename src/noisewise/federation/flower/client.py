@@ -7,6 +7,7 @@ does not take part stands in its own log.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from noisewise.training.parameters import ParameterLayout
 __all__ = ["NOT_TAKING_PART", "REFUSED", "answer", "make_client_app", "site_reply"]
 
 NOT_TAKING_PART = "not taking part"
+SITE_VARIABLE = "NOISEWISE_SITE"
 REFUSED = 451
 """Code of the error reply; the same for every reason."""
 
@@ -39,7 +41,8 @@ def make_client_app(site: str | Path | None = None) -> ClientApp:
 
     Args:
         site: the site's file. None takes the path from the SuperNode's ``--node-config
-            'site="..."'``, which the site's people start; never from a run's config.
+            'site="..."'``, which the site's people start, or else from the environment variable
+            ``NOISEWISE_SITE``; never from a run's config.
     """
     app = ClientApp()
 
@@ -64,11 +67,15 @@ def make_client_app(site: str | Path | None = None) -> ClientApp:
 
 
 def _site_file(given: str | Path | None, context: Context) -> str | Path:
-    path = given if given is not None else context.node_config.get("site")
-    if not isinstance(path, (str, Path)) or not str(path):
+    """Named by code that the site installed, its node config or its environment; no run's config.
+
+    ``{partition-id}`` stands for the number that Flower's simulation gives a node.
+    """
+    path = given or context.node_config.get("site") or os.environ.get(SITE_VARIABLE)
+    if not isinstance(path, (str, Path)):
         allowed = 'must be in --node-config of the SuperNode: site="PATH", the site\'s file'
         raise InvalidValueError("site", path, allowed)
-    return path
+    return str(path).replace("{partition-id}", str(context.node_config.get("partition-id", "")))
 
 
 def answer(message: Message, read_site: Callable[[], Site]) -> Message:
