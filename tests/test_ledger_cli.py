@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -200,5 +201,6 @@ def test_audit_prints_a_table_and_draws(noisewise: Call, tmp_path: Path) -> None
     assert "consistent" in out
     assert json.loads((tmp_path / "audit.json").read_text())["violated"] is False
     assert (tmp_path / "audit.png").read_bytes().startswith(b"\x89PNG")
+    assert logging.getLogger("noisewise.privacy.ledger").level == logging.NOTSET
     code, out, _ = noisewise("audit", "--canaries", 200, "--runs", 1, "--json")
     assert json.loads(out)["runs"] == 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -37,15 +39,14 @@ def audit_command(
     from noisewise.report.chart import save_figure
     from noisewise.storage import write_atomic
 
-    # Each run spends its ledger's whole budget on purpose.
-    logging.getLogger("noisewise.privacy.ledger").setLevel(logging.ERROR)
-    result = run_audit(
-        runs=runs,
-        canaries=canaries,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        accountant=accountant,
-    )
+    with _without_budget_warnings():
+        result = run_audit(
+            runs=runs,
+            canaries=canaries,
+            noise_multiplier=noise_multiplier,
+            delta=delta,
+            accountant=accountant,
+        )
     typer.echo(to_json(result.summary()) if as_json else audit_text(result))
     if output is not None:
         write_atomic(output / "audit.json", (to_json(result.summary(), indent=1) + "\n").encode())
@@ -53,3 +54,15 @@ def audit_command(
         typer.echo(f"\nfigure: {png}", err=as_json)
     if result.violated:
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _without_budget_warnings() -> Iterator[None]:
+    """Each run of an audit spends its ledger's whole budget on purpose."""
+    logger = logging.getLogger("noisewise.privacy.ledger")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -132,7 +132,10 @@ def _close(tracker: Tracker, listener: Tracked) -> None:
 
 def _parameters(config: ExperimentConfig, facts: Mapping[str, Any]) -> dict[str, str]:
     content = config.model_dump(exclude_none=True, exclude={"track", "compare", "method", "seed"})
-    flat = {f"{table}.{key}": v for table, some in content.items() for key, v in some.items()}
+    flat = {}
+    for name, value in content.items():
+        table = value if isinstance(value, dict) else {"": value}  # `attacks` is a list of tables
+        flat |= {f"{name}.{key}".rstrip("."): entry for key, entry in table.items()}
     return {key: str(value)[:_LONGEST_PARAMETER] for key, value in {**flat, **facts}.items()}
 
 
