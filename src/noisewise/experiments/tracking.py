@@ -132,7 +132,7 @@ def _close(tracker: Tracker, listener: Tracked) -> None:
 
 def _parameters(config: ExperimentConfig, facts: Mapping[str, Any]) -> dict[str, str]:
     content = config.model_dump(exclude_none=True, exclude={"track", "compare", "method", "seed"})
-    flat = {}
+    flat: dict[str, Any] = {}
     for name, value in content.items():
         table = value if isinstance(value, dict) else {"": value}  # `attacks` is a list of tables
         flat |= {f"{name}.{key}".rstrip("."): entry for key, entry in table.items()}
