@@ -21,6 +21,7 @@ from noisewise.experiments.setup import (
 )
 from noisewise.experiments.tracking import check_tracking, run_name, tracked
 from noisewise.federation.attacks import Attack
+from noisewise.federation.executors import Executor, Workload
 from noisewise.federation.results import RoundRecord, RunResult
 from noisewise.federation.settings import TrainingSettings
 from noisewise.federation.simulation import simulate
@@ -101,8 +102,12 @@ def run(
     workers: int = 1,
     on_round: Callable[[RoundRecord], None] | None = None,
     clock: Stopwatch | None = None,
+    executor: Callable[[Workload], Executor] | None = None,
 ) -> RunResult:
-    """Run one job of a config; see `noisewise.federation.simulate` for folders and resuming."""
+    """Run one job of a config; see `noisewise.federation.simulate` for folders and resuming.
+
+    ``executor`` replaces the config's, for runs in lock step.
+    """
     training = config.training
     clients = make_population(config, job.seed)
     method = _method(job.method, job.label)
@@ -123,8 +128,8 @@ def run(
             loss=training_loss(config),
             metric=_callable(training.metric, "training.metric"),
             workers=workers,
-            executor=training.executor,
-            ray_address=training.ray_address,
+            executor=executor or training.executor,
+            ray_address=None if executor else training.ray_address,
             folder=folder,
             reference_plans=make_plans(config, clients, own_budgets),
             attacks=[Attack(a.kind, tuple(a.clients), a.strength) for a in config.attacks],

@@ -22,6 +22,7 @@ from noisewise.federation.checkpoint import RunFolder, Snapshot
 from noisewise.federation.clients import Client
 from noisewise.federation.evaluation import Metric, accuracy
 from noisewise.federation.executors import (
+    Executor,
     ExecutorName,
     Workload,
     check_executor,
@@ -41,6 +42,7 @@ from noisewise.training.parameters import ParameterLayout, check_model
 __all__ = ["simulate"]
 
 OnRound = Callable[[RoundRecord], None]
+ExecutorFactory = Callable[[Workload], Executor]
 
 
 def simulate(
@@ -54,7 +56,7 @@ def simulate(
     loss: Loss = cross_entropy,
     metric: Metric = accuracy,
     workers: int = 1,
-    executor: ExecutorName | None = None,
+    executor: ExecutorName | ExecutorFactory | None = None,
     ray_address: str | None = None,
     folder: Path | str | None = None,
     reference_plans: Sequence[LocalPlan] | None = None,
@@ -76,7 +78,7 @@ def simulate(
         metric: score of each record, reported as accuracy.
         workers: processes; the result does not depend on it.
         executor: "serial", "processes" or "ray"; by default processes for more than one worker.
-            The result does not depend on it.
+            The result does not depend on it. Or a function that makes one, as `LockStep` has.
         ray_address: of a running Ray cluster; None starts one here for the time of the run.
         folder: where checkpoints and results go. A folder with a part of the same run is resumed,
             one with the whole run is read; None keeps everything in memory.
@@ -92,7 +94,8 @@ def simulate(
         The records of all rounds. A run that diverges ends early with that status.
     """
     check_model(model)
-    check_executor(executor, ray_address)
+    if not callable(executor):
+        check_executor(executor, ray_address)
     if len(plans) != len(clients) or not clients:
         raise InvalidValueError("plans", f"{len(plans)} plans", f"must fit {len(clients)} clients")
     method = method.settled(plans)
@@ -123,7 +126,11 @@ def simulate(
         return np.array([plan_noise(p, size, rate, normalised=method.normalise) for p in some])
 
     with one_thread():
-        hands = make_executor(workload, min(workers, len(clients)), theta, executor, ray_address)
+        if callable(executor):
+            hands = executor(workload)
+        else:
+            few = min(workers, len(clients))
+            hands = make_executor(workload, few, theta, executor, ray_address)
         try:
             federation = Federation(
                 clients=workload.clients,

@@ -13,6 +13,7 @@ from noisewise.checks import non_negative_int, positive_int
 from noisewise.errors import InvalidValueError
 from noisewise.plugins import load_object
 from noisewise.training.resnet import ResNet
+from noisewise.training.torch_random import torch_seed
 
 __all__ = ["cnn", "make_model", "mlp", "model_names", "resnet18", "resnet34", "softmax"]
 
@@ -142,8 +143,7 @@ def make_model(
         raise InvalidValueError(
             "model", name, f"does not take {options or 'these'} ({error})"
         ) from None
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(non_negative_int("seed", seed))
+    with torch_seed(non_negative_int("seed", seed), torch.device("cpu")):
         model = factory(shape, n_classes, **options)
     if not isinstance(model, nn.Module):
         raise InvalidValueError("model", name, f"must return a torch module, not {type(model)}")
