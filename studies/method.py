@@ -6,8 +6,8 @@ Every cell (population, method, seed) is a run of a config in configs/study/ and
 JSON file under studies/results/, which is committed; a cell with such a file is not run again, and
 one that was interrupted goes on from its checkpoint under runs/study/. Learning rates come from
 pilots of 40 rounds with a seed of their own, as many trials for every method, chosen by the loss on
-training records: no held-out record takes part in the choice. Cells of softmax regression that share
-population and seed run in lock step (`noisewise.federation.lockstep`), which is several times as
+training records: no held-out record takes part in the choice. Cells of softmax regression that
+share population and seed run in lock step (`noisewise.federation.lockstep`), several times as
 fast and agrees with `noisewise run` up to rounding.
 """
 
