@@ -28,8 +28,10 @@ from typing import Any
 
 import numpy as np
 
-from noisewise.experiments.config import MethodConfig, load_config
+from noisewise.aggregation.methods import make_method
+from noisewise.experiments.config import ExperimentConfig, MethodConfig, load_config
 from noisewise.experiments.runner import Job, run
+from noisewise.experiments.setup import make_plans, make_population
 from noisewise.federation.lockstep import LockStep, Seat
 from noisewise.federation.results import RunResult, to_json
 from noisewise.storage import write_atomic
@@ -194,24 +196,30 @@ class Trial:
             return RUNS / "pilots" / pilot_file(self.cell, self.rate).stem
         return RUNS / self.cell.part / f"{slug(self.cell.name)}-seed{self.cell.seed}"
 
-    def play(self, seat: Seat) -> RunResult:
-        """Run the cell's config."""
+    def what(self) -> tuple[ExperimentConfig, Job]:
+        """What is run."""
         cell, overrides = self.cell, dict(self.cell.overrides)
         path = ROOT / "configs" / "study" / cell.config
         if self.pilot:  # the budget lasts for all rounds, of which a pilot plays the first
             overrides["population.planned_rounds"] = load_config(path, overrides).training.rounds
             overrides["training.rounds"] = PILOT_ROUNDS
         method = MethodConfig(name=cell.method, options=cell.options, learning_rate=self.rate)
-        job = Job(method, PILOT_SEED if self.pilot else cell.seed)
+        return load_config(path, overrides), Job(method, PILOT_SEED if self.pilot else cell.seed)
+
+    def play(self, seat: Seat) -> RunResult:
+        """Run it."""
         with seat:
-            config = load_config(path, overrides)
-            return run(config, job, folder=self.folder, executor=seat.executor)
+            return run(*self.what(), folder=self.folder, executor=seat.executor)
 
 
 def play_all(trials: list[Trial]) -> list[RunResult]:
     """Runs in lock step, a thread each."""
     if not trials:
         return []
+    for method in {trial.cell.method: trial for trial in trials}.values():
+        config, job = method.what()  # calibrated once, in turn, and then from the cache
+        clients = make_population(config, job.seed)
+        make_plans(config, clients, make_method(job.method.name, job.method.options))
     table = LockStep()
     seats = [table.join() for _ in trials]
     with ThreadPoolExecutor(len(trials)) as pool:
