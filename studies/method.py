@@ -155,19 +155,9 @@ def accountant() -> Iterator[Cell]:
                 )  # fmt: skip
 
 
-def cnn_published() -> Iterator[Cell]:
-    """Robust-HDP as published: the paper's accountant and learning rates."""
-    for dist, rate in (("Dist9", 0.002), ("Dist6", 0.002)):
-        yield Cell(
-            "cnn_published", f"{dist}-RobustHDP-moments", "cnn_iid.toml",
-            {"population.epsilon": dist, "training.accountant": "moments"}, "RobustHDP",
-            (rate,), 0,
-        )  # fmt: skip
-
-
 PARTS = {
     f.__name__: f
-    for f in (softmax, cnn, hetero, two_labels, ablation, accountant, cnn_published)
+    for f in (softmax, cnn, hetero, two_labels, ablation, accountant)
 }  # fmt: skip
 
 
