@@ -63,12 +63,14 @@ def _outcome(rows: dict[str, MethodRow]) -> str:
     words = (
         f"At the same budgets {best.method} ends {gap:.1f} points ahead of {second.method}, the "
         "next best"
+        if gap >= 0.05
+        else f"At the same budgets {best.method} and {second.method} end level"
     )
-    if spreads and gap <= error:
+    if gap >= 0.05 and spreads and gap <= error:
         words += f", which is within the standard error of {error:.1f} points: no winner"
     if math.isfinite(best.noise_ratio) and math.isfinite(second.noise_ratio):
         words += (
-            f". Its aggregate has {best.noise_ratio:.4g} times the least possible noise, "
+            f". {best.method}'s aggregate has {best.noise_ratio:.4g} times the least noise, "
             f"{second.method}'s {second.noise_ratio:.3g} times"
         )
         if best.noise_ratio > 1.5 * second.noise_ratio:
