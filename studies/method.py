@@ -39,6 +39,7 @@ from noisewise.storage import write_atomic
 ROOT = Path(__file__).parents[1]
 RESULTS, RUNS = ROOT / "studies" / "results", ROOT / "runs" / "study"
 PILOT_ROUNDS, PILOT_SEED = 40, 1000
+RATES = (0.003, 0.01, 0.03, 0.1)  # the pilots of softmax regression
 DISTS = [f"Dist{k}" for k in (6, 9, 1, 3, 5, 8, 2, 4, 7)]
 METHODS = ["NoiseWise", "RobustHDP", "WeiAvg", "DPFedAvg", "BudgetAvg", "PFA", "MinEpsilon"]
 
@@ -75,7 +76,7 @@ def softmax() -> Iterator[Cell]:
             for method in METHODS:
                 yield Cell(
                     "softmax", f"{dist}-{method}", "softmax_iid.toml",
-                    {"population.epsilon": dist}, method, (0.01, 0.03, 0.1), seed,
+                    {"population.epsilon": dist}, method, RATES, seed,
                 )  # fmt: skip
 
 
@@ -103,7 +104,7 @@ def hetero() -> Iterator[Cell]:
             for method in METHODS:
                 yield Cell(
                     "hetero", f"{dist}-{method}", "softmax_60.toml", {"population.epsilon": dist},
-                    method, (0.01, 0.03, 0.1), seed,
+                    method, RATES, seed,
                 )  # fmt: skip
 
 
@@ -113,7 +114,7 @@ def two_labels() -> Iterator[Cell]:
         for method in METHODS[:5]:
             yield Cell(
                 "two_labels", f"{dist}-{method}", "softmax_2labels.toml",
-                {"population.epsilon": dist}, method, (0.01, 0.03, 0.1), 0,
+                {"population.epsilon": dist}, method, RATES, 0,
             )  # fmt: skip
 
 
@@ -139,7 +140,7 @@ def ablation() -> Iterator[Cell]:
             for label, (method, options) in ABLATION.items():
                 yield Cell(
                     "ablation", f"{dist}-{label}", "softmax_iid.toml",
-                    {"population.epsilon": dist}, method, (0.01, 0.03, 0.1), seed, options,
+                    {"population.epsilon": dist}, method, RATES, seed, options,
                 )  # fmt: skip
 
 
@@ -151,7 +152,7 @@ def accountant() -> Iterator[Cell]:
                 yield Cell(
                     "accountant", f"{dist}-{method}-moments", "softmax_iid.toml",
                     {"population.epsilon": dist, "training.accountant": "moments"}, method,
-                    (0.01, 0.03, 0.1), seed,
+                    RATES, seed,
                 )  # fmt: skip
 
 
