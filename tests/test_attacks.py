@@ -14,7 +14,7 @@ import torch
 from federation_helpers import small_clients, small_model, small_run
 
 from noisewise.aggregation import ServerView, UpdateMatrix, make_method, plan_clients
-from noisewise.aggregation.guard import Guard
+from noisewise.aggregation.guard import Guard, count_small
 from noisewise.aggregation.noisewise import NoiseWise
 from noisewise.aggregation.policy import noise_floor, plan_noise
 from noisewise.aggregation.robust_hdp import RobustHDP
@@ -94,12 +94,45 @@ def test_noise_at_the_floor_and_scaling_are_bounded() -> None:
         assert float(torch.nn.functional.cosine_similarity(answer.delta, unit, 0)) > 0.3
 
 
-def test_clipping_bounds_what_a_loud_update_can_do() -> None:
+def progress(answer: Any, direction: np.ndarray) -> float:
+    """How far the aggregate goes along the common direction; 1 without an attack."""
+    return float(answer.delta.numpy() @ direction / (direction @ direction))
+
+
+@pytest.mark.parametrize("strength", [3.0, 8.0, 50.0])
+def test_nobody_pulls_back_by_more_than_clients_move_forward(strength: float) -> None:
     updates, direction = honest()
-    view = server_view(sent(updates, direction, Attack("sign_flip_at_floor", ("c03",), 50.0)))
-    clipped = GUARDED[0].aggregate(view, {})
+    attack = Attack("sign_flip_at_floor", ("c03",), strength)
+    view = server_view(sent(updates, direction, attack))
+    guarded = NoiseWise(guard=Guard(FLOOR, 1, clip=True)).aggregate(view, {})
+    assert not guarded.refused
+    assert progress(guarded, direction) > 0.55
     bare = NoiseWise(guard=Guard(FLOOR, 1)).aggregate(view, {})
-    assert float(clipped.delta.norm()) <= float(bare.delta.norm()) * (1 + 1e-6)
+    assert progress(bare, direction) < progress(guarded, direction)
+    honest_alone = NoiseWise(guard=Guard(FLOOR, 1, clip=True)).aggregate(server_view(updates), {})
+    assert progress(honest_alone, direction) == pytest.approx(1, abs=0.25)
+
+
+@pytest.mark.parametrize("strength", [2.0, 10.0])
+def test_energy_of_a_clean_update_is_not_noise(strength: float) -> None:
+    """A loud update without noise has the energy of noise, but not in every coordinate."""
+    updates, direction = honest(signal=1.0)
+    direction[: P // 3] = 0.0  # dead inputs, as at the borders of images
+    view = server_view(sent(updates, direction, Attack("sign_flip", ("c03",), strength)))
+    for aggregator in GUARDED:
+        answer = aggregator.aggregate(view, {})
+        assert answer.weights[3] == 0
+        assert "coordinates" in answer.refused["c03"]
+    energy_alone = float((view.updates.values[:, 3] ** 2).sum())
+    assert energy_alone > FLOOR
+
+
+def test_small_coordinates_are_counted_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.from_numpy(np.random.default_rng(0).normal(size=(1000, 3)))
+    whole = count_small(values, 0.3)
+    assert list(whole) == [int((values[:, k].abs() <= 0.3).sum()) for k in range(3)]
+    monkeypatch.setattr("noisewise.aggregation.guard._ROWS", 64)
+    assert list(count_small(values, 0.3)) == list(whole)
 
 
 def test_no_honest_client_is_refused() -> None:

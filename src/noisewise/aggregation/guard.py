@@ -2,12 +2,14 @@
 
 Weights of 1/sigma^2 invite a client without noise, which takes the whole round. But every honest
 client adds at least the noise of some plan that the federation permits, so an update with less
-energy than that, or two updates closer to each other than that, did not come from honest clients
-(PRIVACY.md, section on screening).
+energy than that, too many coordinates close to zero, or two updates closer to each other than
+that, did not come from honest clients (PRIVACY.md, section on screening, and a step beyond it: an
+update without noise can have the energy of noise, but not in every coordinate).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,6 +29,10 @@ _OWN = 0.95  # of F: an honest update's energy has a relative deviation of sqrt(
 _PAIR = 1.9  # of F: the same for the difference of two independent ones
 _CAP = 0.4
 _SIGNAL, _NOISE = 2.25, 1.1  # room for 1.5 times the common signal and for the noise's deviation
+_SMALL = (0.1, 0.3, 1.0)  # what counts as a small coordinate, in deviations of the floor's noise
+_ROWS = 1 << 18
+_ERRORS = 5.0  # standard errors of room before an update is refused
+_ALONG = 3.0  # the same before one is shrunk, which costs an honest client little
 
 
 @dataclass(frozen=True)
@@ -56,17 +62,20 @@ class Guard:
             raise InvalidValueError("tolerated_attackers", self.tolerated_attackers, allowed)
         return largest
 
-    def refuse(self, gram: NDArray[np.float64]) -> dict[int, str]:
+    def refuse(self, values: Tensor, gram: NDArray[np.float64]) -> dict[int, str]:
         """Which columns no honest client sends, and why.
 
         Args:
-            gram: [n, n] inner products of the updates.
+            values: [p, n] updates.
+            gram: [n, n] their inner products.
         """
         energy = np.diagonal(gram)
         refused = {
             int(i): f"has too little noise: energy {energy[i]:.3g}, policy minimum {self.floor:.3g}"
             for i in np.flatnonzero(energy < _OWN * self.floor)
         }
+        for j in np.flatnonzero(self._too_many_small(values)):
+            refused.setdefault(int(j), "has coordinates without the noise that the policy demands")
         distance = energy[:, None] + energy[None, :] - 2 * gram
         close = distance < _PAIR * self.floor
         np.fill_diagonal(close, False)
@@ -75,6 +84,22 @@ class Guard:
         for j in np.flatnonzero(close.any(axis=1)):
             refused[int(j)] = "is too close to another update to have noise of its own"
         return refused
+
+    def _too_many_small(self, values: Tensor) -> NDArray[np.bool_]:
+        """Columns with more coordinates near zero than noise of the floor leaves there.
+
+        Every coordinate of an honest update is some signal plus normal noise of variance F/p or
+        more, and by Anderson's inequality no signal makes |signal + noise| <= t more likely.
+        """
+        p = len(values)
+        deviation = math.sqrt(self.floor / p)
+        found = np.zeros(values.shape[1], dtype=bool)
+        for t in _SMALL:
+            chance = math.erf(t / math.sqrt(2.0))
+            room = _ERRORS * math.sqrt(p * chance * (1.0 - chance)) + 0.02 * p * chance
+            counts = count_small(values, t * deviation)
+            found |= counts > p * chance + room
+        return found
 
     def variance(self, estimate: NDArray[np.float64]) -> NDArray[np.float64]:
         """Estimates raised to the floor: nobody is quieter than the policy allows."""
@@ -85,20 +110,52 @@ class Guard:
         gram: NDArray[np.float64],
         weights: NDArray[np.float64],
         variance: NDArray[np.float64],
+        size: int,
     ) -> NDArray[np.float64]:
-        """By how much to shrink each update so that ||d_i||^2 <= 2.25 G + 1.1 sigma_i^2.
+        """By how much to shrink each update so that it is as large as signal and noise explain.
 
-        G is the median of <d_i, d_j> over pairs, weighted by w_i w_j: the energy of the common
-        signal, of which a minority of the weight cannot decide.
+        With G the energy of the common signal (the median of <d_i, d_j> over pairs, weighted by
+        w_i w_j, of which a minority of the weight cannot decide):
+
+        1. ||d_i||^2 <= 2.25 G + 1.1 sigma_i^2;
+        2. |<d_i, m>| <= 1.5 G + 3 sigma_i ||m|| / sqrt(p) for the others' aggregate m. Noise hardly
+           shows along one direction, so nobody pulls the model back by more than 1.5 times what
+           an average client moves it forward.
+
+        Args:
+            gram: [m, m] of the updates that were not refused.
+            weights: [m] of the aggregate.
+            variance: [m] noise energies.
+            size: p.
         """
         n = len(gram)
         if not self.clip or n < 2:
             return np.ones(n)
         upper = np.triu_indices(n, 1)
-        signal = _weighted_median(gram[upper], np.outer(weights, weights)[upper])
-        bound = _SIGNAL * max(signal, 0.0) + _NOISE * variance
-        energy = np.diagonal(gram)
-        return np.sqrt(np.minimum(1.0, bound / np.maximum(energy, 1e-300)))
+        signal = max(_weighted_median(gram[upper], np.outer(weights, weights)[upper]), 0.0)
+        energy = np.maximum(np.diagonal(gram), 1e-300)
+        factors = np.sqrt(np.minimum(1.0, (_SIGNAL * signal + _NOISE * variance) / energy))
+        for i in np.flatnonzero(weights > 0):
+            others = np.where(np.arange(n) == i, 0.0, weights)
+            total = others.sum()
+            if total <= 0:
+                continue
+            others = others / total
+            along = abs(float(gram[i] @ others))
+            length = math.sqrt(max(float(others @ gram @ others), 0.0))
+            noise = _ALONG * math.sqrt(variance[i] / size) * length
+            bound = math.sqrt(_SIGNAL) * signal + noise
+            factors[i] = min(factors[i], bound / max(along, 1e-300))
+        return factors
+
+
+def count_small(values: Tensor, limit: float) -> NDArray[np.int64]:
+    """How many coordinates of each column of values [p, n] lie within +-limit."""
+    counts = np.zeros(values.shape[1], dtype=np.int64)
+    for start in range(0, len(values), _ROWS):
+        block = values[start : start + _ROWS]
+        counts += (block.abs() <= limit).sum(0).cpu().numpy()
+    return counts
 
 
 def _weighted_median(values: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
@@ -138,7 +195,7 @@ def guarded_sum(view: ServerView, guard: Guard | None, weigh: Weigh) -> Aggregat
         delta = weighted_sum(values, found.weights)
         return Aggregation(delta, found.weights, found.noise, found.state)
     gram = gram_matrix(values).matrix
-    refused = guard.refuse(gram)
+    refused = guard.refuse(values, gram)
     sound = [i for i in range(len(ids)) if i not in refused]
     reasons = {ids[i]: why for i, why in sorted(refused.items())}
     if not sound:
@@ -147,7 +204,8 @@ def guarded_sum(view: ServerView, guard: Guard | None, weigh: Weigh) -> Aggregat
     kept = values if not refused else values[:, sound]
     found = weigh(kept, tuple(ids[i] for i in sound), guard.cap(len(sound)))
     variance = guard.variance(found.noise.variance)
-    factors = guard.factors(gram[np.ix_(sound, sound)], found.weights, variance)
+    among = gram[np.ix_(sound, sound)]
+    factors = guard.factors(among, found.weights, variance, len(values))
     weights = np.zeros(len(ids))
     weights[sound] = found.weights
     delta = weighted_sum(kept, found.weights * factors)
