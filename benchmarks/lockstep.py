@@ -10,30 +10,17 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
 from noisewise.experiments.comparison import comparison_jobs
-from noisewise.experiments.config import ExperimentConfig, load_config
+from noisewise.experiments.config import load_config
 from noisewise.experiments.runner import Job, run
 from noisewise.federation.executors import one_thread
-from noisewise.federation.lockstep import LockStep, Seat
+from noisewise.federation.lockstep import MakeExecutor, in_lock_step
+from noisewise.federation.results import RunResult
 
 ROOT = Path(__file__).parents[1]
-
-
-def together(config: ExperimentConfig, jobs: Sequence[Job]) -> None:
-    """All jobs side by side."""
-    table = LockStep()
-    seats = [table.join() for _ in jobs]
-
-    def play(job: Job, seat: Seat) -> None:
-        with seat:
-            run(config, job, executor=seat.executor)
-
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        list(pool.map(play, jobs, seats))
 
 
 def main() -> None:
@@ -46,13 +33,17 @@ def main() -> None:
     jobs = comparison_jobs(config, None, 1)
     for job in jobs:
         run(config, job)  # calibrates every plan
+
+    def play(job: Job) -> Callable[[MakeExecutor], RunResult]:
+        return lambda make: run(config, job, executor=make)
+
     times: dict[str, list[float]] = {"one by one": [], "lock step": []}
     with one_thread():
         for _ in range(3):
             for name, spent in times.items():
                 began = time.perf_counter()
                 if name == "lock step":
-                    together(config, jobs)
+                    in_lock_step([play(job) for job in jobs])
                 else:
                     for job in jobs:
                         run(config, job)

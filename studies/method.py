@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from noisewise.aggregation.methods import make_method
 from noisewise.experiments.config import ExperimentConfig, MethodConfig, load_config
 from noisewise.experiments.runner import Job, run
 from noisewise.experiments.setup import make_plans, make_population
-from noisewise.federation.lockstep import LockStep, Seat
+from noisewise.federation.lockstep import MakeExecutor, in_lock_step
 from noisewise.federation.results import RunResult, to_json
 from noisewise.storage import write_atomic
 
@@ -197,24 +197,18 @@ class Trial:
         method = MethodConfig(name=cell.method, options=cell.options, learning_rate=self.rate)
         return load_config(path, overrides), Job(method, PILOT_SEED if self.pilot else cell.seed)
 
-    def play(self, seat: Seat) -> RunResult:
+    def play(self, executor: MakeExecutor) -> RunResult:
         """Run it."""
-        with seat:
-            return run(*self.what(), folder=self.folder, executor=seat.executor)
+        return run(*self.what(), folder=self.folder, executor=executor)
 
 
 def play_all(trials: list[Trial]) -> list[RunResult]:
-    """Runs in lock step, a thread each."""
-    if not trials:
-        return []
+    """Runs in lock step."""
     for method in {trial.cell.method: trial for trial in trials}.values():
         config, job = method.what()  # calibrated once, in turn, and then from the cache
         clients = make_population(config, job.seed)
         make_plans(config, clients, make_method(job.method.name, job.method.options))
-    table = LockStep()
-    seats = [table.join() for _ in trials]
-    with ThreadPoolExecutor(len(trials)) as pool:
-        return list(pool.map(Trial.play, trials, seats))
+    return in_lock_step([trial.play for trial in trials])
 
 
 def pilot_file(cell: Cell, rate: float) -> Path:

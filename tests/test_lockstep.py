@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from noisewise.experiments.config import ExperimentConfig, MethodConfig, load_config
 from noisewise.experiments.runner import Job, run
-from noisewise.federation.lockstep import LockStep
+from noisewise.federation.lockstep import MakeExecutor, in_lock_step
 from noisewise.federation.results import RunResult
 from noisewise.privacy.budget import PrivacyBudget
 from noisewise.privacy.plan import LocalPlan
@@ -31,18 +31,19 @@ def small_config(**more: Any) -> ExperimentConfig:
 def side_by_side(
     wanted: list[tuple[ExperimentConfig, Job]], folder: Path | None = None
 ) -> list[RunResult | BaseException]:
-    table = LockStep()
-    seats = [table.join() for _ in wanted]
+    def play(number: int) -> Callable[[MakeExecutor], RunResult | BaseException]:
+        config, wanted_job = wanted[number]
+        where = None if folder is None else folder / str(number)
 
-    def play(number: int) -> RunResult:
-        config, job = wanted[number]
-        with seats[number] as seat:
-            where = None if folder is None else folder / str(number)
-            return run(config, job, folder=where, executor=seat.executor)
+        def run_it(make: MakeExecutor) -> RunResult | BaseException:
+            try:
+                return run(config, wanted_job, folder=where, executor=make)
+            except Exception as error:
+                return error
 
-    with ThreadPoolExecutor(len(wanted)) as pool:
-        futures = [pool.submit(play, number) for number in range(len(wanted))]
-        return [f.exception(timeout=60) or f.result(timeout=60) for f in futures]
+        return run_it
+
+    return in_lock_step([play(number) for number in range(len(wanted))])
 
 
 def job(name: str, rate: float = 0.01, seed: int = 0, **options: Any) -> Job:
@@ -132,3 +133,19 @@ def test_a_run_that_diverges_leaves_the_others_alone() -> None:
     agree(found[1], run(config, sound))
     assert isinstance(found[0], RunResult)
     assert found[0].status == run(config, wild).status
+
+
+def test_an_error_is_raised_when_all_have_ended() -> None:
+    done = []
+
+    def sound(make: MakeExecutor) -> None:
+        run(small_config(), job("WeiAvg"), executor=make)
+        done.append("sound")
+
+    def bad(make: MakeExecutor) -> None:
+        raise ValueError("bad")
+
+    with pytest.raises(ValueError, match="bad"):
+        in_lock_step([bad, sound])
+    assert done == ["sound"]
+    assert in_lock_step([]) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,12 @@ import numpy as np
 from noisewise.aggregation.methods import METHODS
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.config import AttackConfig, ExperimentConfig, MethodConfig
-from noisewise.experiments.runner import Job, run
+from noisewise.experiments.runner import Job, run, training_loss
+from noisewise.experiments.setup import make_initial_model
 from noisewise.federation.attacks import ATTACKS
+from noisewise.federation.lockstep import MakeExecutor, in_lock_step
 from noisewise.federation.results import AttackRow, RunResult
+from noisewise.training.engine.linear import is_linear
 
 __all__ = ["AttackCell", "attack_cells", "attack_rows", "default_methods", "run_cells"]
 
@@ -90,12 +94,36 @@ def run_cells(
     workers: int = 1,
     on_cell: Callable[[AttackCell], None] | None = None,
 ) -> Iterator[tuple[AttackCell, RunResult]]:
-    """Run the cells one after the other, each resumably in its own folder below ``folder``."""
-    for cell in cells:
-        if on_cell is not None:
-            on_cell(cell)
-        path = folder / "runs" / cell.folder_name
-        yield cell, run(cell.config, cell.job, folder=path, workers=workers)
+    """Run the cells, each resumably in its own folder below ``folder``.
+
+    Cells of softmax regression under one attack run in lock step; others one after the other, their
+    clients spread over ``workers``.
+    """
+    for _, several in itertools.groupby(cells, key=lambda cell: cell.attack):
+        some = list(several)
+        groups = [some] if all(map(_is_softmax, some)) else [[cell] for cell in some]
+        for group in groups:
+            for cell in group:
+                if on_cell is not None:
+                    on_cell(cell)
+            yield from zip(group, _run_group(group, folder / "runs", workers), strict=True)
+
+
+def _is_softmax(cell: AttackCell) -> bool:
+    model = make_initial_model(cell.config, cell.job.seed)
+    return is_linear(model, training_loss(cell.config)) and cell.config.training.executor is None
+
+
+def _run_group(group: Sequence[AttackCell], folder: Path, workers: int) -> list[RunResult]:
+    if len(group) == 1:
+        (cell,) = group
+        return [run(cell.config, cell.job, folder=folder / cell.folder_name, workers=workers)]
+
+    def play(cell: AttackCell) -> Callable[[MakeExecutor], RunResult]:
+        path = folder / cell.folder_name
+        return lambda make: run(cell.config, cell.job, folder=path, executor=make)
+
+    return in_lock_step([play(cell) for cell in group])
 
 
 def attack_rows(outcomes: Sequence[tuple[AttackCell, RunResult]]) -> tuple[AttackRow, ...]:

@@ -4,11 +4,7 @@ A study compares many methods and learning rates under the same seed, and each c
 same samples and the same normals in all of them. For softmax regression, whose steps cost little
 more than drawing them, ten runs in lock step take about as long as two.
 
-    together = LockStep()
-    seats = [together.join() for _ in jobs]
-    # in one thread for each job:
-    with seat:
-        simulate(..., executor=seat.executor)
+    in_lock_step([lambda make: simulate(..., executor=make), ...])
 """
 
 from __future__ import annotations
@@ -16,8 +12,10 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -30,7 +28,9 @@ from noisewise.training.engine.linear import is_linear
 from noisewise.training.local import TensorData
 from noisewise.training.paired import FlatRecords, paired_key, paired_linear_updates
 
-__all__ = ["LockStep", "Seat"]
+__all__ = ["LockStep", "MakeExecutor", "Seat", "in_lock_step"]
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -111,6 +111,30 @@ class Seat:
 
     def __exit__(self, *details: object) -> None:
         self.leave()
+
+
+MakeExecutor = Callable[[Workload], SerialExecutor]
+
+
+def in_lock_step(plays: Sequence[Callable[[MakeExecutor], Result]]) -> list[Result]:
+    """Call each with the executor that its run must use, all side by side.
+
+    Returns:
+        The results, in order. If some fail, the others go on to their end, and the first error is
+        raised then.
+    """
+    table = LockStep()
+    seats = [table.join() for _ in plays]
+
+    def play(number: int) -> Result:
+        with seats[number] as seat:
+            return plays[number](seat.executor)
+
+    if not plays:
+        return []
+    with ThreadPoolExecutor(len(plays)) as pool:
+        futures = [pool.submit(play, number) for number in range(len(plays))]
+    return [future.result() for future in futures]
 
 
 class _SeatedExecutor(SerialExecutor):
