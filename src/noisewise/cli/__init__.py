@@ -70,6 +70,11 @@ def main() -> None:
     except NoisewiseError as error:
         typer.echo(f"noisewise: {error}", err=True)
         sys.exit(1)
+    except OSError as error:
+        if error.filename is None:  # nothing that a user named: a fault of ours, to be seen whole
+            raise
+        typer.echo(f"noisewise: {error.filename}: {error.strerror}", err=True)
+        sys.exit(1)
     except KeyboardInterrupt:
         typer.echo("noisewise: interrupted; the same command goes on from here", err=True)
         sys.exit(130)

@@ -20,6 +20,7 @@ from noisewise.cli.common import (
     output_folder,
     overrides,
     swept_values,
+    words,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 @app.command("run")
 def run_command(
     config: Config,
-    method: Annotated[str | None, typer.Option(help="Method, instead of the config's.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="One of `noisewise methods`, or your own.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the config's.")] = None,
     output: Output = None,
     workers: Workers = None,
@@ -85,7 +88,10 @@ def run_command(
 def compare_command(
     config: Config,
     methods: Annotated[
-        str | None, typer.Option(help="Comma-separated, instead of the config's.")
+        str | None,
+        typer.Option(
+            help="Comma-separated, instead of the config's; your own as package.module:name."
+        ),
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Runs of each method, instead of the config's.")
@@ -110,10 +116,7 @@ def compare_command(
     """
     from noisewise.experiments.sweep import sweep_points
 
-    names = (
-        None if methods is None else [name.strip() for name in methods.split(",") if name.strip()]
-    )
-    points = sweep_points(config, swept_values(settings), names, seeds)
+    points = sweep_points(config, swept_values(settings), words("--methods", methods), seeds)
     if len(points) == 1:
         folder = output_folder(output, config)
         outcome = _compare(points[0], folder, workers, "training", as_json)
