@@ -56,6 +56,7 @@ def run_command(
     from noisewise.display import run_display
     from noisewise.experiments.comparison import comparison_jobs
     from noisewise.experiments.config import dump_config, load_config
+    from noisewise.experiments.preflight import check_folder
     from noisewise.experiments.runner import Job, run
     from noisewise.federation.results import to_json
     from noisewise.federation.timing import Stopwatch
@@ -69,6 +70,7 @@ def run_command(
         chosen = comparison_jobs(wanted, [method], 1)[0].method
     job = Job(chosen, wanted.seed if seed is None else seed)
     folder = output_folder(output, config) / job.folder_name
+    check_folder(wanted, folder, [folder])
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / "config.toml", dump_config(wanted).encode())
     with run_display(job, wanted.training.rounds, quiet=as_json) as on_round:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
@@ -11,8 +12,9 @@ from queue import Empty
 from typing import Any
 
 from noisewise.aggregation.methods import METHODS, make_method
-from noisewise.errors import InvalidValueError
+from noisewise.errors import InvalidValueError, NoisewiseError
 from noisewise.experiments.config import ExperimentConfig, MethodConfig, dump_config
+from noisewise.experiments.preflight import check_folder
 from noisewise.experiments.runner import Job, run
 from noisewise.experiments.setup import make_plans, make_population
 from noisewise.experiments.tracking import check_tracking
@@ -21,6 +23,8 @@ from noisewise.privacy.spending import spending_curve
 from noisewise.storage import write_atomic
 
 __all__ = ["Comparison", "compare", "comparison_jobs", "warm_up"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -111,9 +115,10 @@ def compare(
     jobs run one after the other and each spreads its clients over the workers.
     """
     check_tracking(config)
+    paths = [folder / "runs" / job.folder_name for job in jobs]
+    check_folder(config, folder, paths)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / "config.toml", dump_config(config).encode())
-    paths = [folder / "runs" / job.folder_name for job in jobs]
     outcomes: dict[int, RunResult | Exception] = {}
     inside = config.training.executor in ("processes", "ray")
     if workers == 1 or inside:
@@ -133,7 +138,11 @@ def compare(
         if isinstance(outcome, RunResult):
             results.append(outcome)
         else:
-            failures[f"{job.label}, seed {job.seed}"] = f"{type(outcome).__name__}: {outcome}"
+            fault = f"{type(outcome).__name__}: {outcome}"
+            if not isinstance(outcome, NoisewiseError):  # in code of the user's, or a fault of ours
+                _log.info("%s, seed %d failed", job.label, job.seed, exc_info=outcome)
+                fault += " (`noisewise -v compare ...` shows where)"
+            failures[f"{job.label}, seed {job.seed}"] = fault
     return Comparison(tuple(results), failures)
 
 

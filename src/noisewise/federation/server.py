@@ -78,6 +78,9 @@ def server_step(
         )
     except NoHonestUpdateError as error:
         return ServerStep(waiting, dropped=dict.fromkeys(received, str(error)), failure="refused")
+    if not isinstance(answer, Aggregation):
+        kind = type(answer).__name__
+        raise UpdateError(f"{method.name}: aggregate() must return an Aggregation, not {kind}")
     theta = snapshot.theta + method.server_rate * answer.delta.to(snapshot.theta)
     average = _average(snapshot, theta, method.average_rounds)
     return ServerStep(
