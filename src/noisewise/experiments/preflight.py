@@ -56,7 +56,7 @@ def check_folder(config: ExperimentConfig, folder: Path, runs: Iterable[Path]) -
 
 def _deciding(config: ExperimentConfig) -> dict[str, Any]:
     """The fields that decide results, dotted."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, table in config.model_dump().items():
         if name in _FREE[""]:
             continue
