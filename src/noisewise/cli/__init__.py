@@ -43,6 +43,8 @@ __all__ = [
     "training",
 ]
 
+_INTERRUPTED = 130
+
 
 @app.callback(invoke_without_command=True)
 def _main(
@@ -75,6 +77,7 @@ def main() -> None:
             raise
         typer.echo(f"noisewise: {error.filename}: {error.strerror}", err=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        typer.echo("noisewise: interrupted; the same command goes on from here", err=True)
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == _INTERRUPTED:  # typer turns Ctrl-C into this
+            typer.echo("\nnoisewise: interrupted; the same command goes on from here", err=True)
+        raise

@@ -18,6 +18,7 @@ from noisewise.experiments.preflight import check_folder
 from noisewise.experiments.runner import Job, run
 from noisewise.experiments.setup import make_plans, make_population
 from noisewise.experiments.tracking import check_tracking
+from noisewise.federation.executors import end_workers, leave_interrupts_to_the_parent
 from noisewise.federation.results import RoundRecord, RunResult
 from noisewise.privacy.spending import spending_curve
 from noisewise.storage import write_atomic
@@ -90,6 +91,7 @@ _channel: Any = None
 
 def _start_worker(channel: Any) -> None:
     global _channel
+    leave_interrupts_to_the_parent()
     _channel = channel
 
 
@@ -170,16 +172,20 @@ def _side_by_side(
             for number, (job, path) in enumerate(zip(jobs, paths, strict=True))
         }
         pending = set(futures)
-        while pending:
-            done, pending = wait(pending, timeout=0.2)
-            for number, record in _drain(channel):
-                if on_round is not None:
-                    on_round(jobs[number], record)
-            for future in done:
-                try:
-                    outcomes[futures[future]] = future.result()
-                except Exception as error:  # a failed run must not take the others with it
-                    outcomes[futures[future]] = error
+        try:
+            while pending:
+                done, pending = wait(pending, timeout=0.2)
+                for number, record in _drain(channel):
+                    if on_round is not None:
+                        on_round(jobs[number], record)
+                for future in done:
+                    try:
+                        outcomes[futures[future]] = future.result()
+                    except Exception as error:  # a failed run must not take the others with it
+                        outcomes[futures[future]] = error
+        except KeyboardInterrupt:
+            end_workers(pool)
+            raise
     return outcomes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -32,6 +33,8 @@ __all__ = [
     "SerialExecutor",
     "Workload",
     "check_executor",
+    "end_workers",
+    "leave_interrupts_to_the_parent",
     "longest_first",
     "make_executor",
     "one_thread",
@@ -211,8 +214,22 @@ def _shared(tensor: Tensor) -> Tensor:
 _worker: tuple[SerialExecutor, Tensor, Tensor] | None = None
 
 
+def leave_interrupts_to_the_parent() -> None:
+    """In a worker: Ctrl-C reaches the whole group, but ending the work is the parent's affair."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def end_workers(pool: ProcessPoolExecutor) -> None:
+    """End a pool at once, in the middle of its work: checkpoints hold what is done."""
+    workers = list((pool._processes or {}).values())  # no public name before Python 3.14
+    pool.shutdown(wait=False, cancel_futures=True)
+    for worker in workers:
+        worker.terminate()
+
+
 def _start_worker(executor: SerialExecutor, theta: Tensor, results: Tensor) -> None:
     global _worker
+    leave_interrupts_to_the_parent()
     torch.set_num_threads(1)
     threadpool_limits(1)
     _worker = executor, theta, results
@@ -299,6 +316,11 @@ class ProcessExecutor:
                 answers.append(future.result())
         except BrokenProcessPool:
             self.close()
+        except KeyboardInterrupt:
+            if self._pool is not None:
+                end_workers(self._pool)
+                self._pool = None
+            raise
         return answers
 
     def close(self) -> None:
