@@ -18,7 +18,7 @@ from noisewise.experiments.preflight import check_folder
 from noisewise.experiments.runner import Job, run
 from noisewise.experiments.setup import make_plans, make_population
 from noisewise.experiments.tracking import check_tracking
-from noisewise.federation.executors import end_workers, leave_interrupts_to_the_parent
+from noisewise.federation.executors import end_workers, follow_parent
 from noisewise.federation.results import RoundRecord, RunResult
 from noisewise.privacy.spending import spending_curve
 from noisewise.storage import write_atomic
@@ -91,7 +91,7 @@ _channel: Any = None
 
 def _start_worker(channel: Any) -> None:
     global _channel
-    leave_interrupts_to_the_parent()
+    follow_parent()
     _channel = channel
 
 

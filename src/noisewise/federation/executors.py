@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
+import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -34,7 +38,7 @@ __all__ = [
     "Workload",
     "check_executor",
     "end_workers",
-    "leave_interrupts_to_the_parent",
+    "follow_parent",
     "longest_first",
     "make_executor",
     "one_thread",
@@ -214,9 +218,22 @@ def _shared(tensor: Tensor) -> Tensor:
 _worker: tuple[SerialExecutor, Tensor, Tensor] | None = None
 
 
-def leave_interrupts_to_the_parent() -> None:
-    """In a worker: Ctrl-C reaches the whole group, but ending the work is the parent's affair."""
+def follow_parent() -> None:
+    """In a worker: leave Ctrl-C to the parent, and end when the parent has gone.
+
+    Ctrl-C reaches the whole group, but ending the work is the parent's affair. A parent that was
+    killed cannot end anybody: its workers would go on and write beside those that resume the run.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid is not None:
+        threading.Thread(target=_end_without, args=(parent.pid,), daemon=True).start()
+
+
+def _end_without(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.3)
+    os._exit(1)
 
 
 def end_workers(pool: ProcessPoolExecutor) -> None:
@@ -229,7 +246,7 @@ def end_workers(pool: ProcessPoolExecutor) -> None:
 
 def _start_worker(executor: SerialExecutor, theta: Tensor, results: Tensor) -> None:
     global _worker
-    leave_interrupts_to_the_parent()
+    follow_parent()
     torch.set_num_threads(1)
     threadpool_limits(1)
     _worker = executor, theta, results
