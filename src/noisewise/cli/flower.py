@@ -43,4 +43,4 @@ def flower_check_command(
     from noisewise.federation.flower.check import check_site
     from noisewise.federation.flower.site import load_site
 
-    typer.echo(f"{site}: sound. {check_site(load_site(site))}")
+    typer.echo(f"{site}\n{check_site(load_site(site))}")

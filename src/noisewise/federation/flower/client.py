@@ -19,6 +19,7 @@ from safetensors.torch import save as encode
 from torch import Tensor
 
 from noisewise.errors import InvalidValueError, NoisewiseError
+from noisewise.federation.flower.check import FAR
 from noisewise.federation.flower.instruction import Instruction, read_instruction
 from noisewise.federation.flower.metrics import noised_accuracy_content
 from noisewise.federation.flower.records import to_record
@@ -148,5 +149,5 @@ def site_reply(site: Site, instruction: Instruction) -> Tensor:
 
 def _warn_of_size(site: Site, found: int) -> None:
     planned = site.config.data.records
-    if abs(found - planned) > 0.1 * planned:
+    if abs(found - planned) > FAR * planned:
         _log.warning("data.records = %d in the plan, but there are %d records", planned, found)

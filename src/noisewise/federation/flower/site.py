@@ -240,9 +240,7 @@ def load_site(path: str | Path) -> Site:
     try:
         config = SiteConfig.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "site"
-        raise InvalidValueError(f"{file}: {field}", first["input"], first["msg"]) from error
+        raise _first_fault(file, error) from error
     torch.set_num_threads(config.training.threads)
     model = make_model(
         config.model.name,
@@ -253,6 +251,20 @@ def load_site(path: str | Path) -> Site:
     )
     check_model(model)
     return Site(config, file.resolve().parent, _plan(config), model, _loss(config))
+
+
+def _first_fault(file: Path, error: ValidationError) -> InvalidValueError:
+    """One fault in one line; an unknown field comes first, since it may be misspelt."""
+    faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
+    fault = faults[0]
+    field = f"{file}: {'.'.join(str(part) for part in fault['loc']) or 'site'}"
+    missing = [".".join(map(str, f["loc"])) for f in faults if f["type"] == "missing"]
+    if fault["type"] == "missing":
+        return InvalidValueError(field, None, "must be given")
+    if fault["type"] == "extra_forbidden":
+        hint = f"; {', '.join(missing)} must be given" if missing else ""
+        return InvalidValueError(field, fault["input"], f"no such field in a site's file{hint}")
+    return InvalidValueError(field, fault["input"], fault["msg"].removeprefix("Value error, "))
 
 
 def _plan(config: SiteConfig) -> LocalPlan:

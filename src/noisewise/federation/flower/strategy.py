@@ -158,7 +158,10 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
             failed = 0 if changed is not None else failed + 1
             if failed > self.failures_allowed:
                 run.finish()
-                raise UpdateError(f"{failed} rounds in a row without an update that could be used")
+                raise UpdateError(
+                    f"{failed} rounds in a row without an update that could be used; why a site "
+                    "does not take part stands in its own log"
+                )
         run.finish()
         return result
 
