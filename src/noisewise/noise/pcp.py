@@ -19,6 +19,7 @@ from noisewise.noise.sampling import SampleSize, check_sample, draw_rows, submat
 __all__ = ["PCP", "PCPResult", "principal_component_pursuit"]
 
 _BUDGET = 10**8  # p n^2 above which a sample of the coordinates is read
+_MOST = 500_000  # rows of a sample: a relative error of 0.2%; 11 million rows took 90 s
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class PCP:
         if self.submatrix_rows is not None:
             p, parts = _cut(updates, self.submatrix_rows, self.submatrices)
         else:
-            drawn = draw_rows(updates, self.sample, self.seed, _BUDGET, one_pass=False)
+            drawn = draw_rows(updates, self.sample, self.seed, _BUDGET, one_pass=False, most=_MOST)
             whole = as_matrix(drawn.values)
             p, parts = drawn.total or whole.shape[0], [whole]
         results = [
