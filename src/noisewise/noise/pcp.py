@@ -28,7 +28,7 @@ class PCP:
 
     Attributes:
         sample: number of random coordinates, None for all, or ``auto`` (see `draw_rows`).
-        seed: of the sample.
+        seed: of the sample; None draws another one, which nobody can foresee, at each estimate.
         submatrix_rows: the paper's alternative to a sample (its section on scalability): p' rows
             of each sub-matrix. Energies are averaged over sub-matrices and scaled by p / p'.
         submatrices: how many of the floor(p / p') sub-matrices; None for all, 1 for the first.
@@ -37,7 +37,7 @@ class PCP:
     """
 
     sample: SampleSize = "auto"
-    seed: int = 0
+    seed: int | None = 0
     submatrix_rows: int | None = None
     submatrices: int | None = None
     tolerance: float = 1e-6

@@ -42,7 +42,7 @@ class Drawn:
         return 1.0 if self.total is None else self.total / rows
 
 
-def check_sample(sample: SampleSize, seed: int) -> None:
+def check_sample(sample: SampleSize, seed: int | None) -> None:
     """Refuse a sample size or seed that makes no sense, by name."""
     if sample is not None and sample != "auto":
         try:
@@ -50,13 +50,14 @@ def check_sample(sample: SampleSize, seed: int) -> None:
         except InvalidValueError:
             allowed = 'must be a whole number >= 1, None for all rows, or "auto"'
             raise InvalidValueError("sample", sample, allowed) from None
-    non_negative_int("seed", seed)
+    if seed is not None:
+        non_negative_int("seed", seed)
 
 
 def draw_rows(
     updates: Updates,
     sample: SampleSize,
-    seed: int,
+    seed: int | None,
     budget: int,
     *,
     one_pass: bool,
@@ -72,8 +73,8 @@ def draw_rows(
         updates: [p, n], or a source or iterator of row blocks.
         sample: p'; None for all rows; ``auto`` for all rows while p n^2 <= ``budget``, and then
             the number that keeps p' n^2 there (but 10,000 at least).
-        seed: of the choice. A client that knew it could spare those coordinates its noise, so a
-            server that distrusts clients sets its own, and a new one each round.
+        seed: of the choice; None takes the operating system's randomness. A client that knew the
+            choice could spare those coordinates its noise, so a deployed server takes None.
         budget: see ``sample``.
         one_pass: the estimator reads an iterator to its end without keeping it, so ``auto`` has
             nothing to save there.
@@ -98,7 +99,7 @@ def draw_rows(
     return Drawn(updates[index], p)
 
 
-def sample_index(p: int, count: int, seed: int) -> NDArray[np.int64]:
+def sample_index(p: int, count: int, seed: int | None) -> NDArray[np.int64]:
     """``count`` of the rows 0..p-1, sorted: short runs, one at random in each of equal strata.
 
     Every layer is then represented by its share, and a file is read in few places.
@@ -140,7 +141,7 @@ def _count(n: int, sample: SampleSize, budget: int, most: int | None) -> int | N
 
 
 def _draw_from_iterator(
-    updates: Iterable[object], sample: SampleSize, seed: int, budget: int, most: int | None
+    updates: Iterable[object], sample: SampleSize, seed: int | None, budget: int, most: int | None
 ) -> Drawn:
     """A uniform sample of an iterator of unknown length: the rows with the smallest random keys."""
     rng = np.random.default_rng(seed)

@@ -32,6 +32,7 @@ from noisewise.federation.flower.replies import (
     read_noised_accuracy,
     read_update,
 )
+from noisewise.federation.server import with_unforeseen_samples
 from noisewise.federation.server_run import ServerRun, Spool, Survey, check_needs
 from noisewise.randomness import keyed_generator
 from noisewise.training.parameters import ParameterLayout
@@ -89,7 +90,7 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         seed: int = 0,
         evaluate_every: int = 0,
     ) -> None:
-        self.method = _as_method(method)
+        self.method = with_unforeseen_samples(_as_method(method))
         self._told = {n: {str(k): v for k, v in by.items()} for n, by in (told or {}).items()}
         check_needs(self.method, self._told)
         if self.method.normalise and self.method.server_steps is None:
