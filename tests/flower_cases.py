@@ -53,6 +53,13 @@ normalise = {normalise}
 learning_rate = [0.01, 1.0]
 """
 
+METRICS = """
+[metrics]
+noise_multiplier = {noise}
+records = {records}
+releases = {releases}
+"""
+
 
 def make_site(
     folder: Path,

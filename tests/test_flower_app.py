@@ -52,6 +52,9 @@ def test_the_app_ships_code_only_and_installs_nothing(tmp_path: Path) -> None:
         ("[0.001, 1.0]", "[1.0, 0.001]", "limits"),
         ('file = "records.npz"', "", "data"),
         ("clip_norm = 1.0", "clip_norm = 1.0\nseed = 3", "training.seed"),
+        ("clip_norm = 1.0", "", "training.clip_norm = None: must be given"),
+        ("clip_norm = 1.0", "clip = 1.0", "training.clip = 1.0: no such field .*clip_norm must"),
+        ("[limits]", "[limit]", "limit = .*no such field in a site's file; limits must be given"),
     ],
 )
 def test_a_wrong_site_file_is_one_line_that_names_the_field(

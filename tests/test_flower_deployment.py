@@ -20,6 +20,7 @@ import pytest
 pytest.importorskip("flwr.app", reason="needs requirements-extras.lock")
 pytestmark = [pytest.mark.extras, pytest.mark.slow]
 
+from flower_cases import METRICS  # noqa: E402
 from flower_processes import ROOT, Deployment  # noqa: E402
 from wire import Recorder  # noqa: E402
 
@@ -56,6 +57,11 @@ def train(message, context):
     shapes = {name: array.shape for name, array in message.content["arrays"].items()}
     lies = {name: Array(np.full(shape, value, np.float32)) for name, shape in shapes.items()}
     return Message(RecordDict({"delta": ArrayRecord(lies)}), reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message, context):
+    return honest(message, context)
 '''
 
 
@@ -92,6 +98,12 @@ def shorten_budget(site: Path, rounds: int) -> None:
     Ledger.create(site.parent / "site.ledger", PrivacyBudget(epsilon * 1.001, 1e-4), dataset)
 
 
+def opt_in(site: Path) -> None:
+    """A site that tells a noised accuracy."""
+    text = site.read_text().replace("# held_out", 'held_out = "../public.npz"\n# held_out')
+    site.write_text(text + METRICS.format(noise=20.0, records=300, releases=1))
+
+
 def statement(site: Path) -> Statement:
     with Ledger.inspect(site.parent / "site.ledger") as ledger:
         return ledger.statement()
@@ -126,6 +138,7 @@ def accuracies(run: RunResult) -> list[float]:
 def test_a_federation_learns_while_one_site_runs_dry_and_two_lie(tmp_path: Path) -> None:
     app = make_app(tmp_path, 6, 3)
     shorten_budget(site_file(app, 0), 2)
+    opt_in(site_file(app, 1))
     (app / "noisewise_app" / "client_app.py").write_text(LIARS)
     plans = [load_site(site_file(app, k)).plan for k in range(4)]
     floor = noise_floor(plans, 650, RATE, normalised=False)
@@ -136,7 +149,7 @@ def test_a_federation_learns_while_one_site_runs_dry_and_two_lie(tmp_path: Path)
             lie = {4: ' lie="nan"', 5: ' lie="quiet"'}.get(k, "")
             there.supernode(f"node-{k}", f'site="{site_file(app, k)}"{lie}')
         there.wait_for_nodes(6)
-        there.run("run", app, config(app, output, min_clients=3, noise_floor=floor))
+        there.run("run", app, config(app, output, noise_floor=floor, evaluate_every=3))
         assert there.wait("run", 400) == 0, there.log("run")
         told, logs = there.log("run"), [there.log(f"node-{k}") for k in range(6)]
     run = load_run(output)
@@ -158,7 +171,13 @@ def test_a_federation_learns_while_one_site_runs_dry_and_two_lie(tmp_path: Path)
     spent = statement(site_file(app, 0))
     assert len(spent.entries) == 2
     assert spent.spent <= spent.epsilon
-    assert [len(statement(site_file(app, k)).entries) for k in (1, 2, 3)] == [3, 3, 3]
+    assert [len(statement(site_file(app, k)).entries) for k in (1, 2, 3)] == [4, 3, 3]
+    # One site of four told a noised accuracy, at a price; the others refused.
+    assert [record.noised_accuracy is None for record in run.rounds] == [True, True, False]
+    (noised,) = (run.rounds[2].noised_accuracy or {}).values()
+    assert abs(noised - scores[-1] * 256 / 300) < 0.45  # about 256 records, six deviations
+    assert [e.purpose for e in statement(site_file(app, 1)).entries].count("metrics") == 1
+    assert "[metrics]" in logs[2]
     page = tmp_path / "page"
     report = subprocess.run(
         [sys.executable, "-m", "noisewise.cli", "report", str(output), "-o", str(page)],

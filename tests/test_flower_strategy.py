@@ -26,6 +26,7 @@ from noisewise.federation.executors import Workload, make_executor, one_thread  
 from noisewise.federation.flower.records import layout_of, read_theta, to_record  # noqa: E402
 from noisewise.federation.flower.strategy import NoiseAware  # noqa: E402
 from noisewise.federation.results import load_run  # noqa: E402
+from noisewise.noise.sampling import sample_index  # noqa: E402
 from noisewise.training.parameters import ParameterLayout  # noqa: E402
 
 RATE = 0.2
@@ -299,3 +300,16 @@ def test_the_report_reads_a_servers_run(tmp_path: Path) -> None:
     assert "not finite" in page
     assert "no privacy at all" not in page
     assert "updates carry no noise" not in page
+
+
+@pytest.mark.parametrize("name", ["NoiseWise", "RobustHDP"])
+def test_no_client_can_foresee_which_coordinates_the_server_reads(name: str) -> None:
+    options = {"server_steps": 8} if name == "NoiseWise" else {}
+    method = make_method(name, options)
+    deployed = NoiseAware(method, learning_rate=0.1).method
+    assert method.aggregator.estimator.seed == 0  # type: ignore[attr-defined]
+    assert deployed.aggregator.estimator.seed is None  # type: ignore[attr-defined]
+    first, second = (sample_index(100_000, 1_000, None) for _ in range(2))
+    assert not np.array_equal(first, second)
+    assert np.array_equal(sample_index(100_000, 1_000, 0), sample_index(100_000, 1_000, 0))
+    assert NoiseAware("WeiAvg", learning_rate=0.1, told={Disclosure.EPSILON: {}}).method is not None

@@ -77,6 +77,9 @@ def test_auto_reads_all_while_it_is_cheap() -> None:
     assert few.total == 30_000
     assert few.scale(12_500) == pytest.approx(2.4)
     assert draw_rows(M, "auto", 0, budget=1, one_pass=True).values.shape == (10_000, 4)
+    capped = draw_rows(M, "auto", 0, budget=10**9, one_pass=True, most=11_000)
+    assert capped.values.shape == (11_000, 4)
+    assert draw_rows(M, None, 0, budget=10**9, one_pass=True, most=11_000).values is M
 
 
 def test_same_rows_from_memory_torch_and_source() -> None:

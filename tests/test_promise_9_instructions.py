@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.extras
 from flower_cases import context, make_site  # noqa: E402
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict  # noqa: E402
 
+from noisewise.errors import BudgetSpentError  # noqa: E402
 from noisewise.federation.flower.client import NOT_TAKING_PART, make_client_app  # noqa: E402
 from noisewise.federation.flower.records import layout_of, read_theta  # noqa: E402
 from noisewise.federation.flower.site import load_site  # noqa: E402
@@ -223,3 +225,47 @@ def test_a_site_may_divide_its_update_by_its_steps(tmp_path: Path) -> None:
     assert load_site(site).plan.steps_per_round == 100
     ratio = float(torch.linalg.norm(parts[0]) / torch.linalg.norm(parts[1]))
     assert 70 < ratio < 140
+
+
+def test_a_site_answers_so_many_rounds_and_no_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The count is a limit beside the budget, which here would last for 50 rounds."""
+    site = make_site(tmp_path, records=60, rounds=50)
+    site.write_text(site.read_text() + "rounds = 2\n")
+    for number in (1, 2):
+        assert not refused(ask(site, message(GOOD | {"server-round": number})))
+    assert refused(ask(site, message(GOOD | {"server-round": 3})))
+    assert "all 2 rounds of this plan that the site allows are charged" in caplog.text
+    assert len(charges(site)) == 2
+    assert not refused(ask(site, message(GOOD | {"server-round": 2})))  # the same bytes again
+
+
+def test_without_a_limit_of_its_own_the_planned_rounds_are_the_limit(tmp_path: Path) -> None:
+    site = make_site(tmp_path, records=60, rounds=3)
+    plan = load_site(site).plan
+    with load_site(site).open_ledger() as ledger:
+        for number in (1, 2):  # of three
+            ledger.reserve(f"{number:064x}", plan)
+        with pytest.raises(BudgetSpentError, match="all 2 rounds"):
+            ledger.reserve(f"{9:064x}", plan, at_most=2)
+        assert ledger.room(plan, at_most=3) == 1
+        assert ledger.room(plan, at_most=2) == 0
+    assert load_site(site).rounds_allowed == 3
+    assert not refused(ask(site, message(GOOD)))
+    assert refused(ask(site, message(GOOD | {"server-round": 2})))
+
+
+def test_clients_that_ask_at_once_get_no_more_rounds_than_the_limit(tmp_path: Path) -> None:
+    site = load_site(make_site(tmp_path, records=60, rounds=50))
+
+    def one(number: int) -> bool:
+        with site.open_ledger() as ledger:
+            try:
+                ledger.reserve(f"{number:064x}", site.plan, at_most=5)
+            except BudgetSpentError:
+                return False
+            return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(one, range(16))) == 5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -44,5 +44,13 @@ def main(folder: Path, sites: int, rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    folder, sites, rounds = [*sys.argv[1:], *["demo", "5", "3"][len(sys.argv) - 1 :]][:3]
-    main(Path(folder), int(sites), int(rounds))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("demo"))
+    parser.add_argument("sites", type=int, nargs="?", default=5)
+    parser.add_argument("rounds", type=int, nargs="?", default=3, help="that the budgets last")
+    told = parser.parse_args()
+    if told.folder.exists():
+        parser.error(f"{told.folder} is there already, with ledgers: remove it or name another")
+    if told.sites < 1 or told.rounds < 1:
+        parser.error("sites and rounds must be at least 1")
+    main(told.folder, told.sites, told.rounds)

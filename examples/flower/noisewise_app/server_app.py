@@ -29,6 +29,7 @@ def main(grid: Grid, context: Context) -> None:
         folder=str(config["output"]),
         min_clients=int(config["min-clients"]),
         round_seconds=float(config["round-seconds"]),
+        evaluate_every=int(config["evaluate-every"]),
     )
     strategy.start(
         grid,

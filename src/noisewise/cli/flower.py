@@ -40,23 +40,7 @@ def flower_check_command(
     Example:
       noisewise flower check site.toml
     """
+    from noisewise.federation.flower.check import check_site
     from noisewise.federation.flower.site import load_site
-    from noisewise.privacy.ledger import Ledger
 
-    found = load_site(site)
-    records, plan = len(found.data()), found.plan
-    with Ledger.open(
-        found.ledger_file,
-        dataset_id=found.config.ledger.dataset,
-        budget=found.budget,
-        accountant=found.config.budget.accountant,
-    ) as ledger:
-        spent = ledger.statement().spent
-    typer.echo(
-        f"{site}: sound. {records} records, {found.config.data.records} planned.\n"
-        f"A round: {plan.steps_per_round} steps at q = {plan.sample_rate:.4g}, "
-        f"z = {plan.noise_multiplier:.4g}, clipping norm {plan.clip_norm:g}; the budget is planned "
-        f"for {plan.rounds} rounds.\n"
-        f"Promised epsilon {found.budget.epsilon:g} at delta {found.budget.delta:g}; "
-        f"spent {spent:.4g}."
-    )
+    typer.echo(f"{site}\n{check_site(load_site(site))}")

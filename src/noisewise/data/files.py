@@ -82,6 +82,8 @@ def read_csv(
     target: str = "target",
     classes: Sequence[str] | None = None,
     max_bytes: int = MAX_BYTES,
+    *,
+    keep_bad: bool = False,
 ) -> dict[str, NDArray[Any]]:
     """Read a table with a header row: one column is the class, the others are numbers.
 
@@ -90,6 +92,8 @@ def read_csv(
         target: name of the column with the class.
         classes: names of the classes in order; None where the column holds whole numbers from 0.
         max_bytes: refuse more than this, before anything is read.
+        keep_bad: read a cell that is no number as NaN and one that is no class as -1, and a line
+            with too many or too few cells as nothing but such, in place of an error.
 
     Returns:
         ``inputs`` [N, columns] as float32 and ``targets`` [N].
@@ -101,7 +105,8 @@ def read_csv(
     numbers = {name: number for number, name in enumerate(classes or ())}
     inputs: list[list[float]] = []
     targets: list[int] = []
-    with open(path, newline="", encoding="utf-8-sig") as file:
+    errors = "replace" if keep_bad else "strict"
+    with open(path, newline="", encoding="utf-8-sig", errors=errors) as file:
         rows = csv.reader(file)
         header = [name.strip() for name in next(rows, [])]
         if header.count(target) != 1 or len(header) < 2:
@@ -112,6 +117,10 @@ def read_csv(
         for row in rows:
             if not row:
                 continue
+            if len(row) != len(header) and keep_bad:
+                targets.append(-1)
+                inputs.append([math.nan] * (len(header) - 1))
+                continue
             if len(row) != len(header):
                 raise InvalidValueError(
                     "file",
@@ -119,33 +128,36 @@ def read_csv(
                     f"line {rows.line_num} has {len(row)} cells, not {len(header)}",
                 )
             where = f"{path}, line {rows.line_num}, column "
-            targets.append(_class(row.pop(place).strip(), numbers, where + target))
+            targets.append(_class(row.pop(place).strip(), numbers, where + target, keep_bad))
             names = header[:place] + header[place + 1 :]
-            inputs.append([_number(c, where + n) for c, n in zip(row, names, strict=True)])
+            cells = zip(row, names, strict=True)
+            inputs.append([_number(cell, where + name, keep_bad) for cell, name in cells])
     return {
         "inputs": np.asarray(inputs, dtype=np.float32).reshape(len(inputs), len(header) - 1),
         "targets": np.asarray(targets, dtype=np.int64),
     }
 
 
-def _number(cell: str, where: str) -> float:
+def _number(cell: str, where: str, keep_bad: bool) -> float:
     try:
         value = float(cell)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
+    if not keep_bad and not math.isfinite(value):
         raise InvalidValueError(where, cell, "must be a finite number")
     return value
 
 
-def _class(cell: str, numbers: Mapping[str, int], where: str) -> int:
-    if numbers:
-        if cell not in numbers:
-            raise InvalidValueError(where, cell, f"must be one of {', '.join(numbers)}")
+def _class(cell: str, numbers: Mapping[str, int], where: str, keep_bad: bool) -> int:
+    if numbers and cell in numbers:
         return numbers[cell]
-    if not cell.isdecimal():
-        raise InvalidValueError(where, cell, "must be a whole number >= 0, or give classes")
-    return int(cell)
+    if not numbers and cell.isdecimal() and len(cell) < 19:  # what fits into 64 bits
+        return int(cell)
+    if keep_bad:
+        return -1
+    if numbers:
+        raise InvalidValueError(where, cell, f"must be one of {', '.join(numbers)}")
+    raise InvalidValueError(where, cell, "must be a whole number >= 0, or give classes")
 
 
 def _check_size(path: Path, size: int, max_bytes: int) -> None:

@@ -120,6 +120,8 @@ class RoundRecord:
             `noisewise.noise.variance.signal_share`), from the true noise; None as above.
         accuracy: of each client's held-out records; None where the round was not evaluated.
         train_loss: of each client's training records.
+        noised_accuracy: in a real federation, what sites that chose to tell of their accuracy, each
+            with noise of its own; None where nobody was asked.
     """
 
     round: int
@@ -134,6 +136,13 @@ class RoundRecord:
     accuracy: Mapping[str, float] | None = None
     train_loss: Mapping[str, float] | None = None
     signal_share: float | None = None
+    noised_accuracy: Mapping[str, float] | None = None
+
+    @property
+    def mean_noised_accuracy(self) -> float:
+        """Mean over the sites that told; NaN where none did."""
+        told = list((self.noised_accuracy or {}).values())
+        return float(np.mean(told)) if told else math.nan
 
     @property
     def mean_accuracy(self) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from noisewise.aggregation.screening import screen_updates
 from noisewise.errors import NoHonestUpdateError, UpdateError
 from noisewise.federation.checkpoint import Snapshot
 
-__all__ = ["Disclose", "ServerStep", "server_step"]
+__all__ = ["Disclose", "ServerStep", "server_step", "with_unforeseen_samples"]
 
 Disclose = Callable[[tuple[str, ...]], Mapping[Disclosure, NDArray[np.float64]]]
 """(ids of the columns) -> what the server is told about them."""
@@ -103,3 +103,18 @@ def _average(snapshot: Snapshot, theta: Tensor, rounds: int) -> Tensor | None:
     share = 1 / min(rounds, snapshot.round + 1)
     before = snapshot.theta if snapshot.average is None else snapshot.average
     return (before.double() + share * (theta.double() - before.double())).to(theta)
+
+
+def with_unforeseen_samples(method: Method) -> Method:
+    """The method with an estimator whose sample of coordinates no client can foresee.
+
+    Estimators that read a part of a large model draw it by a seed, which makes simulations
+    repeatable. In a deployment, a client that knows the seed could leave out its noise just there.
+    """
+    aggregator: Any = method.aggregator
+    estimator: Any = getattr(aggregator, "estimator", None)
+    known = all(hasattr(part, "__dataclass_fields__") for part in (aggregator, estimator))
+    if not known or getattr(estimator, "seed", None) is None:
+        return method
+    fresh = replace(estimator, seed=None)
+    return replace(method, aggregator=replace(aggregator, estimator=fresh))

@@ -32,7 +32,7 @@ from noisewise.federation.results import RoundRecord, RunResult, Status, to_json
 from noisewise.federation.server import ServerStep, server_step
 from noisewise.storage import write_atomic
 
-__all__ = ["PUBLIC_RECORDS", "ServerRun", "Spool", "check_needs"]
+__all__ = ["PUBLIC_RECORDS", "ServerRun", "Spool", "Survey", "check_needs"]
 
 PUBLIC_RECORDS = "public records"
 """The name under which a server's own evaluation stands in the records."""
@@ -42,6 +42,9 @@ Told = Mapping[Disclosure, Mapping[str, float]]
 
 Score = Callable[[Tensor], float | None]
 """(parameters [p]) -> accuracy on public records, or None."""
+
+Survey = Callable[[Tensor], Mapping[str, float]]
+"""(parameters [p]) -> the noised accuracy that sites tell, by client id."""
 
 _log = logging.getLogger(__name__)
 
@@ -213,7 +216,11 @@ class ServerRun:
         self._write_start()
 
     def play(
-        self, updates: Mapping[str, Tensor], absent: Mapping[str, str], score: Score | None = None
+        self,
+        updates: Mapping[str, Tensor],
+        absent: Mapping[str, str],
+        score: Score | None = None,
+        survey: Survey | None = None,
     ) -> ServerStep:
         """One round: aggregate, move the model, note it down, checkpoint.
 
@@ -221,6 +228,7 @@ class ServerRun:
             updates: [p] by client id.
             absent: clients that were asked and gave no update that could be read, and why.
             score: evaluates the released parameters.
+            survey: asks sites about them, if the model moved: the same question costs them twice.
         """
         untold = self._untold(updates)
         known = _Some(updates, tuple(client for client in updates if client not in untold))
@@ -236,7 +244,8 @@ class ServerRun:
             _log.warning("round %d: client %s %s", step.snapshot.round, client, reason)
         self.snapshot = step.snapshot
         found = score(step.snapshot.released) if score is not None else None
-        record = _record(step, dropped, found)
+        told = survey(step.snapshot.released) if survey is not None and step.answer else None
+        record = replace(_record(step, dropped, found), noised_accuracy=told)
         self.records.append(record)
         if self._files:
             self._files.save(self.snapshot, record)

@@ -39,13 +39,13 @@ class Factor:
 
     Attributes:
         sample: number of coordinates to read, None for all, or ``auto`` (see `draw_rows`).
-        seed: of the sample.
+        seed: of the sample; None draws another one, which nobody can foresee, at each estimate.
         max_rank: largest number of factors; None for the bound of identifiability.
         quiet: False fits all rows at once, as the textbook has it.
     """
 
     sample: SampleSize = "auto"
-    seed: int = 0
+    seed: int | None = 0
     max_rank: int | None = None
     quiet: bool = True
 

@@ -21,11 +21,11 @@ class Norm:
 
     Attributes:
         sample: number of coordinates to read, None for all, or ``auto`` (see `draw_rows`).
-        seed: of the sample.
+        seed: of the sample; None draws another one, which nobody can foresee, at each estimate.
     """
 
     sample: SampleSize = "auto"
-    seed: int = 0
+    seed: int | None = 0
 
     def __post_init__(self) -> None:
         check_sample(self.sample, self.seed)

@@ -19,6 +19,7 @@ from noisewise.noise.sampling import SampleSize, check_sample, draw_rows, submat
 __all__ = ["PCP", "PCPResult", "principal_component_pursuit"]
 
 _BUDGET = 10**8  # p n^2 above which a sample of the coordinates is read
+_MOST = 500_000  # rows of a sample: a relative error of 0.2%; 11 million rows took 90 s
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class PCP:
 
     Attributes:
         sample: number of random coordinates, None for all, or ``auto`` (see `draw_rows`).
-        seed: of the sample.
+        seed: of the sample; None draws another one, which nobody can foresee, at each estimate.
         submatrix_rows: the paper's alternative to a sample (its section on scalability): p' rows
             of each sub-matrix. Energies are averaged over sub-matrices and scaled by p / p'.
         submatrices: how many of the floor(p / p') sub-matrices; None for all, 1 for the first.
@@ -36,7 +37,7 @@ class PCP:
     """
 
     sample: SampleSize = "auto"
-    seed: int = 0
+    seed: int | None = 0
     submatrix_rows: int | None = None
     submatrices: int | None = None
     tolerance: float = 1e-6
@@ -68,7 +69,7 @@ class PCP:
         if self.submatrix_rows is not None:
             p, parts = _cut(updates, self.submatrix_rows, self.submatrices)
         else:
-            drawn = draw_rows(updates, self.sample, self.seed, _BUDGET, one_pass=False)
+            drawn = draw_rows(updates, self.sample, self.seed, _BUDGET, one_pass=False, most=_MOST)
             whole = as_matrix(drawn.values)
             p, parts = drawn.total or whole.shape[0], [whole]
         results = [

@@ -42,7 +42,7 @@ class Drawn:
         return 1.0 if self.total is None else self.total / rows
 
 
-def check_sample(sample: SampleSize, seed: int) -> None:
+def check_sample(sample: SampleSize, seed: int | None) -> None:
     """Refuse a sample size or seed that makes no sense, by name."""
     if sample is not None and sample != "auto":
         try:
@@ -50,11 +50,18 @@ def check_sample(sample: SampleSize, seed: int) -> None:
         except InvalidValueError:
             allowed = 'must be a whole number >= 1, None for all rows, or "auto"'
             raise InvalidValueError("sample", sample, allowed) from None
-    non_negative_int("seed", seed)
+    if seed is not None:
+        non_negative_int("seed", seed)
 
 
 def draw_rows(
-    updates: Updates, sample: SampleSize, seed: int, budget: int, *, one_pass: bool
+    updates: Updates,
+    sample: SampleSize,
+    seed: int | None,
+    budget: int,
+    *,
+    one_pass: bool,
+    most: int | None = None,
 ) -> Drawn:
     """Rows to estimate from; what is not sampled is handed through unread.
 
@@ -66,20 +73,22 @@ def draw_rows(
         updates: [p, n], or a source or iterator of row blocks.
         sample: p'; None for all rows; ``auto`` for all rows while p n^2 <= ``budget``, and then
             the number that keeps p' n^2 there (but 10,000 at least).
-        seed: of the choice. A client that knew it could spare those coordinates its noise, so a
-            server that distrusts clients sets its own, and a new one each round.
+        seed: of the choice; None takes the operating system's randomness. A client that knew the
+            choice could spare those coordinates its noise, so a deployed server takes None.
         budget: see ``sample``.
         one_pass: the estimator reads an iterator to its end without keeping it, so ``auto`` has
             nothing to save there.
+        most: ``auto`` takes no more rows than this: with few columns it is passes over rows that
+            cost, not n^2.
     """
     if isinstance(updates, torch.Tensor | np.ndarray):
         updates = updates if updates.ndim == 2 and 0 not in updates.shape else as_tensor(updates)
     elif not isinstance(updates, RowSource):
         if sample is None or (sample == "auto" and one_pass):
             return Drawn(updates, None)
-        return _draw_from_iterator(updates, sample, seed, budget)
+        return _draw_from_iterator(updates, sample, seed, budget, most)
     p, n = (int(size) for size in updates.shape)
-    count = _count(n, sample, budget)
+    count = _count(n, sample, budget, most)
     if count is None or count >= p:
         return Drawn(updates, p)
     index = sample_index(p, count, seed)
@@ -90,7 +99,7 @@ def draw_rows(
     return Drawn(updates[index], p)
 
 
-def sample_index(p: int, count: int, seed: int) -> NDArray[np.int64]:
+def sample_index(p: int, count: int, seed: int | None) -> NDArray[np.int64]:
     """``count`` of the rows 0..p-1, sorted: short runs, one at random in each of equal strata.
 
     Every layer is then represented by its share, and a file is read in few places.
@@ -124,12 +133,15 @@ def submatrices(p: int, rows: int, number: int | None) -> list[slice]:
     return [slice(start, start + rows) for start in chosen]
 
 
-def _count(n: int, sample: SampleSize, budget: int) -> int | None:
-    return max(_LEAST, budget // n**2) if sample == "auto" else sample
+def _count(n: int, sample: SampleSize, budget: int, most: int | None) -> int | None:
+    if sample != "auto":
+        return sample
+    count = max(_LEAST, budget // n**2)
+    return count if most is None else min(count, most)
 
 
 def _draw_from_iterator(
-    updates: Iterable[object], sample: SampleSize, seed: int, budget: int
+    updates: Iterable[object], sample: SampleSize, seed: int | None, budget: int, most: int | None
 ) -> Drawn:
     """A uniform sample of an iterator of unknown length: the rows with the smallest random keys."""
     rng = np.random.default_rng(seed)
@@ -144,7 +156,7 @@ def _draw_from_iterator(
         keys[:] = [all_keys[best]]
 
     for block in row_blocks(updates, 1 << 20):  # type: ignore[arg-type]
-        count = count or _count(block.shape[1], sample, budget) or 1
+        count = count or _count(block.shape[1], sample, budget, most) or 1
         total += block.shape[0]
         held.append(block.cpu())
         keys.append(rng.random(block.shape[0]))

@@ -9,7 +9,7 @@ from pathlib import Path
 from noisewise.federation.results import RunResult, to_json
 from noisewise.report.chart import Chart, save_figure, settle
 from noisewise.report.client_figures import budget_chart, estimate_chart, fairness_chart
-from noisewise.report.deployment import site_weights_chart
+from noisewise.report.deployment import noised_accuracy_chart, site_weights_chart
 from noisewise.report.explain import explain
 from noisewise.report.figures import accuracy_chart, noise_chart, weights_chart
 from noisewise.report.page import Section, render_page
@@ -22,7 +22,7 @@ __all__ = ["charts_of", "write_comparison", "write_report"]
 
 _MAKERS = (
     accuracy_chart, noise_chart, weights_chart, estimate_chart, budget_chart, fairness_chart,
-    site_weights_chart,
+    noised_accuracy_chart, site_weights_chart,
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Chart of a real federation: whose update counted in which round, as the server knows it."""
+"""Charts of a real federation: whose update counted, and the noised accuracy that sites told."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from noisewise.federation.results import RoundRecord, RunResult
 from noisewise.report.chart import Chart, Table, add_tips, label_ends, method_looks, new_axes
 
-__all__ = ["site_weights_chart"]
+__all__ = ["noised_accuracy_chart", "site_weights_chart"]
 
 
 def _cell(record: RoundRecord, client: str) -> str:
@@ -58,4 +58,45 @@ def site_weights_chart(results: Sequence[RunResult]) -> Chart | None:
         figure,
         Table(("round", *(f"site {client}" for client in clients)), rows),
         tips,
+    )
+
+
+def noised_accuracy_chart(results: Sequence[RunResult]) -> Chart | None:
+    """What sites told of their accuracy over the rounds of the first run in which any did."""
+    run = next((r for r in results if any(o.noised_accuracy for o in r.rounds)), None)
+    if run is None:
+        return None
+    asked = [r for r in run.rounds if r.noised_accuracy]
+    told = [dict(r.noised_accuracy or {}) for r in asked]
+    clients = sorted({client for answers in told for client in answers})
+    rounds = [r.round for r in asked]
+    means = [100 * r.mean_noised_accuracy for r in asked]
+    figure, axes = new_axes()
+    look = method_looks([run.method])[run.method]
+    for client in clients:
+        points = [(n, 100 * a[client]) for n, a in zip(rounds, told, strict=True) if client in a]
+        axes.plot(*zip(*points, strict=True), "o", ms=3, alpha=0.45, color=look.colour)
+    axes.plot(rounds, means, "o-", ms=4, lw=1.6, color=look.colour)
+    add_tips(axes, "mean", rounds, means)
+    axes.set_xlabel("round")
+    axes.set_ylabel("noised accuracy of sites [%]")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    label_ends(axes, {"mean": (rounds[-1], means[-1])}, {"mean": look.text})
+    rows = tuple(
+        (
+            str(number),
+            f"{mean:.1f}",
+            *(f"{100 * a[client]:.1f}" if client in a else "told nothing" for client in clients),
+        )
+        for number, mean, a in zip(rounds, means, told, strict=True)
+    )
+    return Chart(
+        "noised-accuracy",
+        "Noised accuracy of sites",
+        f"What {len(clients)} of the sites chose to tell about records that they do not train on, "
+        "and its mean (line). These are not true accuracies: every value has noise that the site "
+        "added, so it can lie below 0 or above 100 %, and was charged to the site's ledger.",
+        figure,
+        Table(("round", "mean [%]", *(f"site {client} [%]" for client in clients)), rows),
+        {"mean": tuple(f"round {n}: {m:.1f} %" for n, m in zip(rounds, means, strict=True))},
     )

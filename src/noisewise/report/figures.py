@@ -100,7 +100,7 @@ def accuracy_chart(results: Sequence[RunResult]) -> Chart:
         "references: FedAvg has no privacy, Oracle knows the true noise."
     )
     if results and all(run.deployed for run in results):
-        about = f"On the server's own public records{band}; no site tells its accuracy."
+        about = f"On the server's own public records{band}; no site tells its true accuracy."
     return Chart(
         "accuracy",
         "Accuracy over rounds",

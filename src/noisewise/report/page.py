@@ -60,6 +60,8 @@ def disclosure_table(results: Sequence[RunResult]) -> Table:
     rows = []
     for method, runs in by_method(results).items():
         needs = [_TOLD.get(need, need) for need in runs[0].needs]
+        if any(record.noised_accuracy for run in runs for record in run.rounds):
+            needs.append("a noised accuracy of the sites that chose to tell one")
         told = "; ".join(needs) or "nothing beyond the updates"
         privacy = "each client's own budget"
         if runs[0].deployed:

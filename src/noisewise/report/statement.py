@@ -58,6 +58,15 @@ def _left(statement: Statement) -> str:
     return f"room for {rounds} like the last one"
 
 
+def _figures(statement: Statement) -> str:
+    """How many of the replies are figures, where there are any."""
+    sealed = [entry.purpose for entry in statement.entries if entry.state == "sealed"]
+    if "metrics" not in [entry.purpose for entry in statement.entries]:
+        return ""
+    metrics = sealed.count("metrics")
+    return f" ({len(sealed) - metrics} updates of the model, {metrics} noised accuracies)"
+
+
 def _time(stamp: str | None) -> str:
     return "" if stamp is None else stamp[:19].replace("T", " ")
 
@@ -77,8 +86,8 @@ def statement_text(statement: Statement, last: int = 20) -> str:
         f"spent      epsilon {statement.spent:.6g} ({_share(statement)}), by accountant "
         f"'{statement.accountant}', computed from the entries",
         f"remaining  epsilon {statement.left:.6g}: {_left(statement)}",
-        f"left site  at most {statement.sealed} noised replies; {unsealed} further rounds were "
-        "charged and gave no reply",
+        f"left site  at most {statement.sealed} noised replies{_figures(statement)}; {unsealed} "
+        "further rounds were charged and gave no reply",
         f"history    {statement.events} events, unbroken; last hash {statement.head}",
     ]
     shown = statement.entries[-last:] if last else ()
@@ -154,6 +163,7 @@ def statement_html(statement: Statement, printed: datetime | None = None) -> str
         share=_share(statement),
         bar=min(100.0, 100 * statement.share),
         left=_left(statement),
+        figures=_figures(statement),
         level=level,
         kinds=kinds(statement.entries),
         entries=statement.entries[-_ENTRIES_ON_PAGE:],

@@ -19,7 +19,7 @@ _FILES = {
     "demo.py.txt": "demo.py",
     "certificates.sh.txt": "certificates.sh",
 }
-_GITIGNORE = "demo/\nkeys/\nruns/\n*.ledger*\n*.npz\n"
+_GITIGNORE = "demo/\nsimulated/\nkeys/\nflwr/\nruns/\nstate.db*\n*.ledger*\n*.npz\n"
 
 
 def write_app(folder: Path) -> tuple[Path, ...]:

@@ -1,7 +1,8 @@
 """The client of a site: its own budget, its own ledger, noised arrays out and nothing else.
 
-A reply is either the noised change of the parameters or the words "not taking part". Why a site
-does not take part stands in its own log.
+A reply is either the noised change of the parameters or the words "not taking part"; a site whose
+own file has a part ``[metrics]`` also answers questions, with one noised number. Why a site does
+not take part stands in its own log.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from safetensors.torch import save as encode
 from torch import Tensor
 
 from noisewise.errors import InvalidValueError, NoisewiseError
+from noisewise.federation.flower.check import FAR
 from noisewise.federation.flower.instruction import Instruction, read_instruction
+from noisewise.federation.flower.metrics import noised_accuracy_content
 from noisewise.federation.flower.records import to_record
 from noisewise.federation.flower.site import Site, load_site
-from noisewise.privacy.ledger import Ledger, SealedReply
+from noisewise.privacy.ledger import SealedReply
 from noisewise.randomness import SecureRandom
 from noisewise.training.local import local_update
 from noisewise.training.parameters import ParameterLayout
@@ -46,17 +49,16 @@ def make_client_app(site: str | Path | None = None) -> ClientApp:
     """
     app = ClientApp()
 
+    def read(context: Context) -> Site:
+        return load_site(_site_file(site, context))
+
     @app.train()  # type: ignore[untyped-decorator, unused-ignore]
     def train(message: Message, context: Context) -> Message:
-        def read() -> Site:
-            return load_site(_site_file(site, context))
-
-        return answer(message, read)
+        return answer(message, lambda: read(context))
 
     @app.evaluate()  # type: ignore[untyped-decorator, unused-ignore]
     def evaluate(message: Message, context: Context) -> Message:
-        _log.warning("a request to evaluate was refused: metrics are about this site's records")
-        return _refusal(message)
+        return answer(message, lambda: read(context), noised_accuracy_content)
 
     @app.query()  # type: ignore[untyped-decorator, unused-ignore]
     def query(message: Message, context: Context) -> Message:
@@ -78,25 +80,37 @@ def _site_file(given: str | Path | None, context: Context) -> str | Path:
     return str(path).replace("{partition-id}", str(context.node_config.get("partition-id", "")))
 
 
-def answer(message: Message, read_site: Callable[[], Site]) -> Message:
+def answer(
+    message: Message,
+    read_site: Callable[[], Site],
+    content: Callable[[Site, RecordDict], RecordDict] | None = None,
+) -> Message:
     """The reply to a message: noised arrays, or "not taking part" whatever went wrong.
 
     No exception leaves: Flower would send its text to the server.
+
+    Args:
+        message: the server's.
+        read_site: loads the site.
+        content: (site, content of the message) -> content of the reply; a noised update by default.
     """
     try:
-        site = read_site()
-        layout = ParameterLayout.of(site.model)
-        instruction = read_instruction(message.content, layout, site.config.limits)
-        delta = site_reply(site, instruction)
-        content = RecordDict({"delta": to_record(layout, delta)})
+        made = (content or _update_content)(read_site(), message.content)
     except NoisewiseError as error:
         _log.error("not taking part: %s", error)
     except Exception:
         _log.exception("not taking part: an error that is ours or this machine's")
     else:
-        _log.info("round %d: a noised update was sent", instruction.round)
-        return Message(content, reply_to=message)
+        return Message(made, reply_to=message)
     return _refusal(message)
+
+
+def _update_content(site: Site, asked: RecordDict) -> RecordDict:
+    layout = ParameterLayout.of(site.model)
+    instruction = read_instruction(asked, layout, site.config.limits)
+    made = RecordDict({"delta": to_record(layout, site_reply(site, instruction))})
+    _log.info("round %d: a noised update is sent", instruction.round)
+    return made
 
 
 def _refusal(message: Message) -> Message:
@@ -114,14 +128,8 @@ def site_reply(site: Site, instruction: Instruction) -> Tensor:
     digest = instruction.digest(layout, site.plan, normalise)
     data = site.data()  # before the ledger is asked: a missing file must not cost a round
     _warn_of_size(site, len(data))
-    with Ledger.open(
-        site.ledger_file,
-        dataset_id=site.config.ledger.dataset,
-        budget=site.budget,
-        accountant=site.config.budget.accountant,
-        keep_replies=site.config.ledger.keep_replies,
-    ) as ledger:
-        granted = ledger.reserve(digest, site.plan)
+    with site.open_ledger() as ledger:
+        granted = ledger.reserve(digest, site.plan, at_most=site.rounds_allowed)
         if isinstance(granted, SealedReply):
             _log.info("round %d was answered before: the same bytes again", instruction.round)
             return decode(granted.reply)["delta"]
@@ -141,5 +149,5 @@ def site_reply(site: Site, instruction: Instruction) -> Tensor:
 
 def _warn_of_size(site: Site, found: int) -> None:
     planned = site.config.data.records
-    if abs(found - planned) > 0.1 * planned:
+    if abs(found - planned) > FAR * planned:
         _log.warning("data.records = %d in the plan, but there are %d records", planned, found)

@@ -1,5 +1,7 @@
 """What a server may ask of a site: a round, a learning rate within bounds, parameters, no more.
 
+A question (how good are these parameters?) has no learning rate.
+
 Whoever sends more, or something else, gets no answer: there is no field by which a server could
 name a noise level, a clipping norm, a batch, a number of steps or an epsilon.
 """
@@ -10,19 +12,17 @@ import json
 import math
 from dataclasses import dataclass
 
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from torch import Tensor
 
 from noisewise.errors import InvalidValueError, UpdateError
 from noisewise.federation.flower.records import read_theta
-from noisewise.federation.flower.site import LimitsPart
+from noisewise.federation.flower.site import LimitsPart, MetricsPart
 from noisewise.privacy.ledger import instruction_hash
 from noisewise.privacy.plan import LocalPlan
 from noisewise.training.parameters import ParameterLayout
 
-__all__ = ["Instruction", "read_instruction"]
-
-_KEYS = ("learning-rate", "server-round")
+__all__ = ["Instruction", "Question", "read_instruction", "read_question"]
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,54 @@ class Instruction:
         )
 
 
+@dataclass(frozen=True)
+class Question:
+    """One sound question: how good are these parameters on records that were not trained on?
+
+    Attributes:
+        round: counted from 1; for the log and the hash.
+        theta: [p] finite.
+    """
+
+    round: int
+    theta: Tensor
+
+    def digest(self, layout: ParameterLayout, metrics: MetricsPart) -> str:
+        """The ledger's name for it; see `Instruction.digest`."""
+        return instruction_hash(
+            b"flower-evaluate-1",
+            json.dumps({"round": self.round}).encode(),
+            repr(layout).encode(),
+            repr((metrics.noise_multiplier, metrics.records)).encode(),
+            self.theta.numpy().tobytes(),
+        )
+
+
 def read_instruction(
     content: RecordDict, layout: ParameterLayout, limits: LimitsPart
 ) -> Instruction:
-    """Check a message against the list of what is allowed.
+    """Check a message to train against the list of what is allowed.
 
     Raises:
         InvalidValueError: anything missing, unknown or out of bounds.
         UpdateError: the arrays are not those of the site's model.
     """
+    config = _config(content, ("learning-rate", "server-round"))
+    number, rate = _round(config, limits), config["learning-rate"]
+    low, high = limits.learning_rate
+    if type(rate) is not float or not math.isfinite(rate) or not low <= rate <= high:
+        allowed = f"must be a number from {low:g} to {high:g}, this site's limits"
+        raise InvalidValueError("learning-rate", str(rate)[:40], allowed)
+    return Instruction(number, rate, _theta(content, layout))
+
+
+def read_question(content: RecordDict, layout: ParameterLayout, limits: LimitsPart) -> Question:
+    """Check a message to evaluate; see `read_instruction`."""
+    number = _round(_config(content, ("server-round",)), limits)
+    return Question(number, _theta(content, layout))
+
+
+def _config(content: RecordDict, allowed: tuple[str, ...]) -> ConfigRecord:
     names = sorted(str(name) for name in content)
     if names != ["arrays", "config"] or [*content.array_records] != ["arrays"]:
         raise InvalidValueError("records", names[:5], "must be arrays and config, nothing else")
@@ -71,17 +110,22 @@ def read_instruction(
         raise InvalidValueError("config", "other", "must be a config record")
     config = content.config_records["config"]
     keys = tuple(sorted(str(key) for key in config))
-    if keys != _KEYS:
-        raise InvalidValueError("config", list(keys)[:5], f"must hold {' and '.join(_KEYS)} only")
-    number, rate = config["server-round"], config["learning-rate"]
+    if keys != allowed:
+        words = f"must hold {' and '.join(allowed)} only"
+        raise InvalidValueError("config", list(keys)[:5], words)
+    return config
+
+
+def _round(config: ConfigRecord, limits: LimitsPart) -> int:
+    number = config["server-round"]
     if type(number) is not int or not 1 <= number <= limits.last_round:
         allowed = f"must be a whole number from 1 to {limits.last_round}"
         raise InvalidValueError("server-round", str(number)[:40], allowed)
-    low, high = limits.learning_rate
-    if type(rate) is not float or not math.isfinite(rate) or not low <= rate <= high:
-        allowed = f"must be a number from {low:g} to {high:g}, this site's limits"
-        raise InvalidValueError("learning-rate", str(rate)[:40], allowed)
+    return number
+
+
+def _theta(content: RecordDict, layout: ParameterLayout) -> Tensor:
     theta = read_theta(content.array_records["arrays"], layout)
     if not bool(theta.isfinite().all()):
         raise UpdateError("the model has values that are not finite")
-    return Instruction(number, rate, theta)
+    return theta

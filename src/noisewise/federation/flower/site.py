@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
+from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from noisewise.data.custom import dataset_from_arrays
-from noisewise.data.examples import Examples
-from noisewise.data.files import SUFFIXES, read_arrays, read_csv
 from noisewise.data.specs import ClientSpec
 from noisewise.errors import InvalidValueError
-from noisewise.federation.clients import to_tensors
+from noisewise.federation.flower.site_data import read_records, sound_records
 from noisewise.plugins import load_object
 from noisewise.privacy.accounting import DEFAULT_ACCOUNTANT
 from noisewise.privacy.budget import PrivacyBudget
+from noisewise.privacy.ledger import Ledger
 from noisewise.privacy.plan import LocalPlan, make_plan
+from noisewise.privacy.room import make_room
 from noisewise.training.gradients import Loss
 from noisewise.training.local import DEFAULT_PHYSICAL_BATCH, TensorData
 from noisewise.training.models import make_model
@@ -49,7 +49,9 @@ class LedgerPart(_Strict):
 class DataPart(_Strict):
     """The records: a file with ``inputs`` and ``targets``, or a function that returns both.
 
-    In a CSV file, ``target`` is the column with the class.
+    In a CSV file, ``target`` is the column with the class. ``held_out`` is a second file, with
+    records that are not trained on; without it they are ``test_inputs`` and ``test_targets`` of
+    ``file``. They are read for ``[metrics]`` only.
 
     ``records`` is the number that the plan counts on. It is written down here, not counted, so that
     steps, sampling rate and noise do not depend on whether one record is there.
@@ -59,6 +61,7 @@ class DataPart(_Strict):
     file: str | None = None
     function: str | None = None
     target: str = "target"
+    held_out: str | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> DataPart:
@@ -97,10 +100,36 @@ class TrainingPart(_Strict):
     loss: str | None = None
 
 
+class MetricsPart(_Strict):
+    """A noised accuracy on held-out records, for servers that ask; without this part there is none.
+
+    ``noise_multiplier`` is the deviation of the noise on the number of records that the model gets
+    right, which one record changes by at most 1. ``records`` is the divisor: written down, not
+    counted, so that it tells nothing. For the same reason no minimum is checked against the true
+    number of records. ``releases`` is how often in all; training gets so much more noise that its
+    planned rounds and these fit into the budget together.
+    """
+
+    noise_multiplier: Positive
+    records: Count
+    releases: Count
+
+    @model_validator(mode="after")
+    def _worth_it(self) -> MetricsPart:
+        if self.records < 4 * self.noise_multiplier:
+            raise ValueError("records must be at least 4 noise_multiplier, lest noise drown it")
+        return self
+
+
 class LimitsPart(_Strict):
-    """What a server may ask for."""
+    """What a server may ask for.
+
+    ``rounds`` is how many rounds of the plan are ever charged, whatever the budget would allow;
+    without it, the planned ones. ``last_round`` bounds the number that a server gives a round.
+    """
 
     learning_rate: Annotated[list[Positive], Field(min_length=2, max_length=2)]
+    rounds: Count | None = None
     last_round: Count = 100_000
 
     @model_validator(mode="after")
@@ -119,6 +148,7 @@ class SiteConfig(_Strict):
     budget: BudgetPart
     training: TrainingPart
     limits: LimitsPart
+    metrics: MetricsPart | None = None
 
 
 @dataclass(frozen=True)
@@ -141,35 +171,57 @@ class Site:
         """The promise."""
         return PrivacyBudget(self.config.budget.epsilon, self.config.budget.delta)
 
+    @property
+    def rounds_allowed(self) -> int:
+        """How many rounds of the plan are ever charged."""
+        return self.config.limits.rounds or self.config.budget.planned_rounds
+
+    def open_ledger(self) -> Ledger:
+        """The ledger, if it is this dataset's and has this promise.
+
+        Raises:
+            LedgerError: it cannot be trusted.
+        """
+        return Ledger.open(
+            self.ledger_file,
+            dataset_id=self.config.ledger.dataset,
+            budget=self.budget,
+            accountant=self.config.budget.accountant,
+            keep_replies=self.config.ledger.keep_replies,
+        )
+
     def data(self) -> TensorData:
-        """The records, of the shape that the model takes."""
-        part, shape = self.config.data, tuple(self.config.model.input_shape)
-        records = _from_function(part) if part.function else self._from_file()
-        found = tuple(records.inputs.shape[1:])
-        if found != shape:
-            raise InvalidValueError("data", f"records of shape {found}", f"must be {shape}")
-        if int(records.targets.max()) >= self.config.model.classes:
-            raise InvalidValueError(
-                "data", int(records.targets.max()), f"must be below {self.config.model.classes}"
-            )
-        return to_tensors(records)
-
-    def _from_file(self) -> Examples:
-        """Nothing is held out here: what is not to be trained on stands in ``test_`` arrays."""
+        """The records to train on, of the shape that the model takes; bad ones add nothing."""
         part = self.config.data
-        path = self.folder / (part.file or "")
-        if path.suffix not in SUFFIXES or not path.is_file():
-            raise InvalidValueError("data.file", str(path), f"must be a file, one of {SUFFIXES}")
-        arrays = read_csv(path, part.target) if path.suffix == ".csv" else read_arrays(path)
-        return dataset_from_arrays(arrays["inputs"], arrays["targets"]).train
+        if part.function:
+            return self._sound(*_from_function(part.function), "data")
+        arrays = read_records(self.folder / (part.file or ""), part.target, "data.file")
+        return self._sound(arrays["inputs"], arrays["targets"], "data")
+
+    def held_out(self) -> TensorData:
+        """The records that are not trained on."""
+        part = self.config.data
+        if part.held_out:
+            arrays = read_records(self.folder / part.held_out, part.target, "data.held_out")
+            return self._sound(arrays["inputs"], arrays["targets"], "data.held_out")
+        if part.file:
+            arrays = read_records(self.folder / part.file, part.target, "data.file")
+            if "test_inputs" in arrays:
+                return self._sound(arrays["test_inputs"], arrays["test_targets"], "data (held out)")
+        allowed = "must name a file, or data.file must hold test_inputs and test_targets"
+        raise InvalidValueError("data.held_out", part.held_out, allowed)
+
+    def _sound(self, inputs: ArrayLike, targets: ArrayLike, field: str) -> TensorData:
+        part = self.config.model
+        return sound_records(inputs, targets, tuple(part.input_shape), part.classes, field)
 
 
-def _from_function(part: DataPart) -> Examples:
-    made = load_object(part.function or "", "data.function")
+def _from_function(name: str) -> tuple[ArrayLike, ArrayLike]:
+    made = load_object(name, "data.function")
     if not callable(made):
-        raise InvalidValueError("data.function", part.function, "must name a function")
+        raise InvalidValueError("data.function", name, "must name a function")
     inputs, targets = made()
-    return dataset_from_arrays(inputs, targets).train
+    return inputs, targets
 
 
 def load_site(path: str | Path) -> Site:
@@ -188,9 +240,7 @@ def load_site(path: str | Path) -> Site:
     try:
         config = SiteConfig.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "site"
-        raise InvalidValueError(f"{file}: {field}", first["input"], first["msg"]) from error
+        raise _first_fault(file, error) from error
     torch.set_num_threads(config.training.threads)
     model = make_model(
         config.model.name,
@@ -203,6 +253,20 @@ def load_site(path: str | Path) -> Site:
     return Site(config, file.resolve().parent, _plan(config), model, _loss(config))
 
 
+def _first_fault(file: Path, error: ValidationError) -> InvalidValueError:
+    """One fault in one line; an unknown field comes first, since it may be misspelt."""
+    faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
+    fault = faults[0]
+    field = f"{file}: {'.'.join(str(part) for part in fault['loc']) or 'site'}"
+    missing = [".".join(map(str, f["loc"])) for f in faults if f["type"] == "missing"]
+    if fault["type"] == "missing":
+        return InvalidValueError(field, None, "must be given")
+    if fault["type"] == "extra_forbidden":
+        hint = f"; {', '.join(missing)} must be given" if missing else ""
+        return InvalidValueError(field, fault["input"], f"no such field in a site's file{hint}")
+    return InvalidValueError(field, fault["input"], fault["msg"].removeprefix("Value error, "))
+
+
 def _plan(config: SiteConfig) -> LocalPlan:
     spec = ClientSpec(
         id="site",
@@ -212,12 +276,14 @@ def _plan(config: SiteConfig) -> LocalPlan:
         delta=config.budget.delta,
         local_epochs=config.training.local_epochs,
     )
-    return make_plan(
+    plan = make_plan(
         spec,
         rounds=config.budget.planned_rounds,
         clip_norm=config.training.clip_norm,
         accountant=config.budget.accountant,
     )
+    part = config.metrics
+    return plan if part is None else make_room(plan, {(1.0, part.noise_multiplier): part.releases})
 
 
 def _loss(config: SiteConfig) -> Loss:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -23,18 +22,22 @@ from torch import Tensor
 
 from noisewise.aggregation.base import Aggregator, Disclosure
 from noisewise.aggregation.methods import Method, make_method
-from noisewise.aggregation.screening import update_fault
 from noisewise.checks import fraction, positive_int, positive_number
 from noisewise.errors import InvalidValueError, UpdateError
 from noisewise.federation.flower.records import layout_of, read_theta, to_record
-from noisewise.federation.server_run import ServerRun, Spool, check_needs
+from noisewise.federation.flower.replies import (
+    ARRAYS,
+    CONFIG,
+    NOISED_ACCURACY,
+    read_noised_accuracy,
+    read_update,
+)
+from noisewise.federation.server import with_unforeseen_samples
+from noisewise.federation.server_run import ServerRun, Spool, Survey, check_needs
 from noisewise.randomness import keyed_generator
 from noisewise.training.parameters import ParameterLayout
 
-__all__ = ["ARRAYS", "CONFIG", "DELTA", "NoiseAware"]
-
-ARRAYS, DELTA, CONFIG = "arrays", "delta", "config"
-"""Names of the records: parameters, their change, and the server's instruction."""
+__all__ = ["NoiseAware"]
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -63,6 +66,9 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         failures_allowed: so many rounds in a row may leave the model as it was.
         poll_seconds: between questions for replies.
         seed: of the choice of clients.
+        evaluate_every: after so many rounds each, ask the round's clients for a noised accuracy of
+            the new model. Sites answer if their people have opted in; it costs them budget. 0 asks
+            nobody.
 
     Raises:
         InvalidValueError: the method needs what no server may know, or what nobody has told.
@@ -82,8 +88,9 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         failures_allowed: int = 2,
         poll_seconds: float = 1.0,
         seed: int = 0,
+        evaluate_every: int = 0,
     ) -> None:
-        self.method = _as_method(method)
+        self.method = with_unforeseen_samples(_as_method(method))
         self._told = {n: {str(k): v for k, v in by.items()} for n, by in (told or {}).items()}
         check_needs(self.method, self._told)
         if self.method.normalise and self.method.server_steps is None:
@@ -99,6 +106,7 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         self.poll_seconds = positive_number("poll_seconds", poll_seconds)
         self.folder = None if folder is None else Path(folder)
         self.seed = seed
+        self.evaluate_every = evaluate_every and positive_int("evaluate_every", evaluate_every)
         self.run: ServerRun | None = None
         self._layout: ParameterLayout | None = None
         self._asked: dict[int, Message] = {}
@@ -123,7 +131,7 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
             num_rounds: in all, those before a restart included.
             timeout: of a round, in place of ``round_seconds``.
             train_config: must be empty: a site takes a round and a learning rate, nothing else.
-            evaluate_config: must be empty: clients give no metrics.
+            evaluate_config: must be empty: a question is a round and parameters, nothing else.
             evaluate_fn: (round, arrays) -> metrics on public records; ``accuracy`` is recorded.
 
         Raises:
@@ -144,13 +152,17 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
             arrays = to_record(self._layout, run.snapshot.theta)
             messages = self.configure_train(number, arrays, ConfigRecord(), grid)
             replies = self._replies(grid, list(messages), seconds)
-            changed, _ = self._close_round(number, replies, evaluate_fn)
+            survey = self._survey(grid, number, seconds)
+            changed, _ = self._close_round(number, replies, evaluate_fn, survey)
             result.arrays = to_record(self._layout, run.snapshot.released)
             self._note(result, number)
             failed = 0 if changed is not None else failed + 1
             if failed > self.failures_allowed:
                 run.finish()
-                raise UpdateError(f"{failed} rounds in a row without an update that could be used")
+                raise UpdateError(
+                    f"{failed} rounds in a row without an update that could be used; why a site "
+                    "does not take part stands in its own log"
+                )
         run.finish()
         return result
 
@@ -179,12 +191,16 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         score = record.mean_accuracy
         if math.isfinite(score):
             result.evaluate_metrics_serverapp[number] = MetricRecord({"accuracy": score})
+        told = record.mean_noised_accuracy
+        if math.isfinite(told):
+            result.evaluate_metrics_clientapp[number] = MetricRecord({NOISED_ACCURACY: told})
         _log.info(
-            "round %d: %d updates used, %d not; accuracy on public records %s",
+            "round %d: %d updates used, %d not; accuracy on public records %s%s",
             number,
             len(record.weights),
             len(record.dropped),
             f"{100 * score:.1f} %" if math.isfinite(score) else "not measured",
+            f"; noised accuracy of sites {100 * told:.1f} %" if math.isfinite(told) else "",
         )
 
     # ------------------------------------------------------------ Flower's five methods
@@ -213,14 +229,23 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nobody is asked: a metric is about a client's records, and would cost budget."""
-        return []
+        """The same question for the round's clients, if this is a round to ask in."""
+        if not self.evaluate_every or server_round % self.evaluate_every:
+            return []
+        asked = ConfigRecord({"server-round": server_round})
+        content = RecordDict({ARRAYS: arrays, CONFIG: asked})
+        return [
+            Message(content, node, MessageType.EVALUATE, group_id=str(server_round))
+            for node in self._asked
+        ]
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """See `configure_evaluate`."""
-        return None
+        """The mean of the noised accuracies that can be read; None without any."""
+        heard = [(reply.metadata.src_node_id, reply) for reply in replies]
+        told = list(self._told_accuracies(server_round, heard).values())
+        return MetricRecord({NOISED_ACCURACY: sum(told) / len(told)}) if told else None
 
     def summary(self) -> None:
         """One line about the run."""
@@ -280,6 +305,7 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         number: int,
         replies: Iterable[tuple[int | None, Message | str]],
         evaluate: Evaluate | None,
+        survey: Survey | None = None,
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         if self.run is None or self._layout is None:
             raise InvalidValueError("round", number, "has not begun: call configure_train first")
@@ -297,7 +323,7 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
                     _log.warning("round %d: an answer of %s was not asked for", number, client)
                     continue
                 try:
-                    spool.add(client, self._read(reply, number, run.snapshot.theta))
+                    spool.add(client, self._read(reply, number))
                 except UpdateError as error:
                     absent[client] = str(error)
                 else:
@@ -305,10 +331,17 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
                 del reply
                 if layout.size > _LARGE:
                     gc.collect()  # Flower's messages hold themselves: 4 p bytes each otherwise
-            step = run.play(spool.updates(), absent, self._score(number, evaluate))
+            step = run.play(spool.updates(), absent, self._score(number, evaluate), survey)
         if step.answer is None:
             return None, None
         return to_record(layout, run.snapshot.theta), None
+
+    def _read(self, reply: Message | str, number: int) -> Tensor:
+        assert self._layout is not None
+        assert self.run is not None
+        return read_update(
+            reply, number, self._layout, self.run.snapshot.theta, self.method.normalise
+        )
 
     def _score(self, number: int, evaluate: Evaluate | None) -> Callable[[Tensor], float | None]:
         def score(theta: Tensor) -> float | None:
@@ -319,33 +352,29 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
 
         return score
 
-    def _read(self, reply: Message | str, number: int, theta: Tensor) -> Tensor:
-        """The update [p] of a reply.
+    def _survey(self, grid: Grid, number: int, seconds: float) -> Survey | None:
+        if not self.evaluate_every or number % self.evaluate_every:
+            return None
 
-        Raises:
-            UpdateError: whatever is wrong with it, in one line.
-        """
-        assert self._layout is not None
-        if isinstance(reply, str):
-            raise UpdateError(reply)
-        if reply.has_error():
-            raise UpdateError(f"gave no update (code {reply.error.code})")
-        if reply.metadata.group_id not in ("", str(number)):
-            raise UpdateError(f"answered round {str(reply.metadata.group_id)[:20]!r}")
-        records = reply.content.array_records
-        if len(records) != 1 or next(iter(records)) not in (DELTA, ARRAYS):
-            names = [str(name)[:20] for name in list(records)[:3]]
-            raise UpdateError(f"sent the array records {names}, expected {DELTA!r} or {ARRAYS!r}")
-        (name, record), *_ = records.items()
-        update = read_theta(record, self._layout)
-        if name == ARRAYS:
-            if self.method.normalise:
-                raise UpdateError("sent parameters where updates divided by their steps are needed")
-            update -= theta
-        fault = update_fault(update, len(theta), torch.float32)
-        if fault is not None:
-            raise UpdateError(fault)
-        return update
+        def survey(theta: Tensor) -> Mapping[str, float]:
+            assert self._layout is not None
+            arrays = to_record(self._layout, theta)
+            messages = list(self.configure_evaluate(number, arrays, ConfigRecord(), grid))
+            return self._told_accuracies(number, self._replies(grid, messages, seconds))
+
+        return survey
+
+    def _told_accuracies(
+        self, number: int, replies: Iterable[tuple[int | None, Message | str]]
+    ) -> dict[str, float]:
+        """By client id; who gives none, or none that can be read, is passed over."""
+        told: dict[str, float] = {}
+        for node, reply in replies:
+            try:
+                told[str(node)] = read_noised_accuracy(reply, number)
+            except UpdateError as error:
+                _log.info("round %d: asked for a noised accuracy, %s %s", number, node, error)
+        return dict(sorted(told.items()))
 
 
 def _as_method(method: Method | Aggregator | str) -> Method:

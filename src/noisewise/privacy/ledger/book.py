@@ -204,19 +204,23 @@ class Ledger:
 
     # ------------------------------------------------------------ reserve and seal
 
-    def reserve(self, instruction: str, cost: LocalPlan | Charge) -> Reservation | SealedReply:
+    def reserve(
+        self, instruction: str, cost: LocalPlan | Charge, *, at_most: int | None = None
+    ) -> Reservation | SealedReply:
         """Ask for leave to carry out an instruction; charged, durably, before this returns.
 
         Args:
             instruction: hash of the whole instruction, see `instruction_hash`.
             cost: the plan of which one round is to be trained, or a charge.
+            at_most: so many entries that cost the same are granted in all, whatever the budget
+                allows; those that gave no reply count. None leaves it to the budget.
 
         Returns:
             The stored reply if this instruction was answered before. Else a reservation: an
             instruction that was reserved and never sealed is charged anew.
 
         Raises:
-            BudgetSpentError: it does not fit into the budget.
+            BudgetSpentError: it does not fit into the budget, or ``at_most`` are granted already.
             LedgerError: the ledger cannot be trusted or written.
         """
         check_hash("instruction", instruction)
@@ -232,6 +236,7 @@ class Ledger:
                 if stored is not None:
                     return stored
                 self._check_fits(charge)
+                self._check_number(charge, at_most)
                 before = self._history.counts
                 event = append(instruction=instruction, charge=charge)
             self._warn(before, charge)
@@ -279,6 +284,15 @@ class Ledger:
             kept = frozenset(self._store.replies_kept())
             return make_statement(self.header, self._history, self._limit, kept, str(self.path))
 
+    def room(self, cost: LocalPlan | Charge, *, at_most: int) -> int:
+        """How many more times `reserve` would grant this now, if it were asked for nothing else."""
+        charge = training_charge(cost) if isinstance(cost, LocalPlan) else cost
+        with self._lock:
+            self._refresh()
+            counts, number = self._history.counts, self._granted(charge)
+        fits = self._limit.room(counts, charge.sample_rate, charge.noise_multiplier, charge.steps)
+        return max(0, min(fits, at_most - number))
+
     # ------------------------------------------------------------ inner parts
 
     def _refresh(self) -> None:
@@ -302,6 +316,17 @@ class Ledger:
                 raise LedgerError(f"{self.path}: the stored reply {reservation} was changed")
             return SealedReply(reservation, reply)
         return None
+
+    def _granted(self, charge: Charge) -> int:
+        return sum(event.charge == charge for event in self._history.reservations.values())
+
+    def _check_number(self, charge: Charge, at_most: int | None) -> None:
+        if at_most is not None and self._granted(charge) >= at_most:
+            what = "rounds of this plan" if charge.purpose == "training" else "noised figures"
+            raise BudgetSpentError(
+                f"{self.path}: all {at_most} {what} that the site allows are charged, whatever "
+                "is left of the budget; nothing was reserved"
+            )
 
     def _check_fits(self, charge: Charge) -> None:
         cost = (charge.sample_rate, charge.noise_multiplier, charge.steps)

@@ -307,7 +307,7 @@ def _check_length(path: Path) -> None:
         if len(head) == 100 and path.stat().st_size >= wanted:
             return
         time.sleep(0.05)
-    raise LedgerError(f"{path} is corrupt: the file was cut off")
+    raise LedgerError(f"{path} is corrupt: the file was cut off, or is no ledger")
 
 
 def _no_bytes(row: tuple[Any, ...]) -> None:
