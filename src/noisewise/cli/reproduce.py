@@ -107,7 +107,7 @@ def _reproduce(
     """Compute an artefact, showing progress, and print it."""
     from noisewise.display import comparison_display
     from noisewise.experiments.paper.reproduce import reproduce
-    from noisewise.experiments.paper.writing import as_data, as_text
+    from noisewise.experiments.paper.writing import as_data, as_text, origin_line
     from noisewise.federation.results import to_json
 
     @contextlib.contextmanager
@@ -133,6 +133,7 @@ def _reproduce(
         typer.echo(to_json(as_data(done.artefact, done.outcome, done.origin), indent=1))
     else:
         typer.echo(as_text(done.artefact, done.outcome))
+        typer.echo(f"\nMade with: {origin_line(done.origin)}")
         typer.echo(f"\nJSON, CSV, LaTeX and figures: {folder}")
     if done.outcome.failures:
         raise typer.Exit(1)
