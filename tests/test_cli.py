@@ -334,3 +334,46 @@ def test_bad_attacks_are_one_line(
     assert out.returncode == 2, out.stderr
     assert field in out.stderr.strip().splitlines()[-1]
     assert "Traceback" not in out.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["run"], "A TOML config"),
+        (["report"], "Folders of runs"),
+        (["reproduce"], "without it, all are listed"),
+        (["data", "get"], "noisewise data list"),
+    ],
+)
+def test_help_explains_arguments(words: list[str], expected: str, noisewise: Noisewise) -> None:
+    """click 8.5 drops these texts under the typer that we use."""
+    assert expected in " ".join(noisewise(*words, "--help").stdout.replace("│", "").split())
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["compare", DEMO, "--methods", " , "], 2, "--methods = ' , ': must be one or more names"),
+        (["reproduce", "noise-table", "--dists", ""], 2, "--dists = '': must be one or more"),
+        (["run", DEMO, "--set", "training.rounds=1,2"], 2, "only `compare` sweeps several"),
+        (["run", DEMO, "--output", "taken/x"], 1, "Not a directory"),
+        (["population", DEMO, "--output", "taken"], 1, "taken: File exists"),
+        (["reproduce", "noise-table", "--output", "taken"], 1, "taken: File exists"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    words: list[str], code: int, said: str, noisewise: Noisewise, tmp_path: Path
+) -> None:
+    (tmp_path / "taken").write_text("a file, not a folder")
+    out = noisewise(*words, folder=tmp_path)
+    assert out.returncode == code
+    assert out.stderr.startswith("noisewise: ")
+    assert said in out.stderr
+    assert out.stderr.count("\n") == 1
+
+
+def test_population_says_what_its_columns_mean(noisewise: Noisewise) -> None:
+    out = noisewise("population", DEMO, *SMALL).stdout
+    head, legend = out.splitlines()[0].split(), out.partition("\n\n")[2]
+    for column in head[1:]:
+        assert column in legend or column == "epsilon"

@@ -79,3 +79,37 @@ def test_links_lead_somewhere(page: Path) -> None:
 )
 def test_every_promise_names_a_test_that_exists(path: str) -> None:
     assert (ROOT / path).exists()
+
+
+def test_the_config_page_has_every_field_and_its_default() -> None:
+    from noisewise.experiments.config import AttackConfig, ExperimentConfig
+
+    rows: dict[str, str] = {}
+    for line in (ROOT / "docs" / "config.md").read_text().splitlines():
+        if line.startswith("| `"):
+            names, default = (cell.strip() for cell in line.split("|")[1:3])
+            rows |= dict.fromkeys(re.findall(r"`([\w.]+)`", names), default)
+    fields = {"seed": ExperimentConfig.model_fields["seed"]}
+    for table, field in ExperimentConfig.model_fields.items():
+        kind = AttackConfig if table == "attacks" else field.annotation
+        if table != "seed":
+            inner = kind.model_fields  # type: ignore[union-attr]
+            fields |= {f"{table}.{name}": member for name, member in inner.items()}
+    assert set(rows) == set(fields)
+    for name, field in fields.items():
+        assert not (field.is_required() and rows[name]), f"{name} has no default"
+        if isinstance(field.default, (int, float)):
+            assert rows[name] == str(field.default), name
+        elif isinstance(field.default, str) and ":" not in field.default:
+            assert rows[name].strip("`").strip('"') == field.default, name
+
+
+def test_the_api_page_covers_what_the_package_exports() -> None:
+    import noisewise
+
+    listed = re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(), flags=re.M)
+    assert len(listed) == len(set(listed))
+    for name in set(noisewise.__all__) - {"__version__"}:
+        home = getattr(noisewise, name).__module__
+        assert any(home == one or home.startswith(f"{one}.") or f"{home}.{name}" == one
+                   for one in listed), f"{home}.{name} is not in docs/api.md"  # fmt: skip

@@ -106,7 +106,7 @@ def test_the_final_table_lists_every_seed(runs: tuple[RunResult, ...]) -> None:
     a, b = (100 * r.accuracy for r in runs if r.method == "WeiAvg")
     assert row["method"] == "WeiAvg"
     assert row["seeds"] == "2"
-    assert row["each seed [%]"] == f"seed 0: {a:.1f}, seed 1: {b:.1f}"
+    assert row["under each seed [%]"] == f"0: {a:.1f}, 1: {b:.1f}"
     assert row["accuracy ± standard error"] == f"{(a + b) / 2:.1f} ± {abs(a - b) / 2:.1f} %"
 
 

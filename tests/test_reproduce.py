@@ -242,6 +242,9 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(InvalidValueError, match="noise-table"):
         reproduce("nonsense")
+    for name in ("noise-table", "weights-cifar10"):
+        with pytest.raises(InvalidValueError, match=f"--collect = True: plays no part in {name}"):
+            reproduce(name, collect=True)
     with pytest.raises(InvalidValueError, match="Dist10"):
         reproduce("noise-table", Wishes(columns=("Dist10",)))
     with pytest.raises(InvalidValueError, match="Nonsense"):

@@ -8,7 +8,7 @@ from statistics import median_high
 from types import MappingProxyType
 from typing import Any
 
-from noisewise.aggregation.base import Aggregator
+from noisewise.aggregation.base import Aggregator, Disclosure
 from noisewise.aggregation.noisewise import NoiseWise
 from noisewise.aggregation.oracle import Oracle
 from noisewise.aggregation.pfa import PFA
@@ -207,4 +207,10 @@ def make_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
         raise InvalidValueError("method.options", dict(options or {}), str(error)) from error
     if not isinstance(aggregator, Aggregator):
         raise InvalidValueError("method.name", name, "must give an object with needs, aggregate()")
+    if not all(isinstance(need, Disclosure) for need in aggregator.needs):
+        raise InvalidValueError(
+            f"{name}.needs",
+            aggregator.needs,
+            "must be a frozenset of noisewise.aggregation.Disclosure",
+        )
     return Method(name, aggregator, row.adapt, row.private, row.summary, **around)

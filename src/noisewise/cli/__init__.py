@@ -43,6 +43,8 @@ __all__ = [
     "training",
 ]
 
+_INTERRUPTED = 130
+
 
 @app.callback(invoke_without_command=True)
 def _main(
@@ -70,6 +72,12 @@ def main() -> None:
     except NoisewiseError as error:
         typer.echo(f"noisewise: {error}", err=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        typer.echo("noisewise: interrupted; the same command goes on from here", err=True)
-        sys.exit(130)
+    except OSError as error:
+        if error.filename is None:  # nothing that a user named: a fault of ours, to be seen whole
+            raise
+        typer.echo(f"noisewise: {error.filename}: {error.strerror}", err=True)
+        sys.exit(1)
+    except SystemExit as end:
+        if end.code == _INTERRUPTED:  # typer turns Ctrl-C into this
+            typer.echo("\nnoisewise: interrupted; the same command goes on from here", err=True)
+        raise

@@ -23,6 +23,7 @@ __all__ = [
     "output_folder",
     "overrides",
     "swept_values",
+    "words",
 ]
 
 app = typer.Typer(
@@ -59,7 +60,30 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")
 
 def overrides(settings: list[str] | None) -> dict[str, Any]:
     """Read KEY=VALUE pairs; values are TOML, and a word that is not TOML is a string."""
-    return {key: _toml_value(text) for key, text in map(_pair, settings or [])}
+    found = {}
+    for key, text in map(_pair, settings or []):
+        found[key] = _toml_value(text)
+        several = [_toml_value(piece) for piece in _split(text)]
+        if len(several) > 1 and not any(isinstance(value, str) for value in several):
+            raise InvalidValueError(
+                "--set", f"{key}={text}", "must be one value here; only `compare` sweeps several"
+            )
+    return found
+
+
+def words(option: str, text: str | None) -> list[str] | None:
+    """Read a comma-separated option; None if it was not given.
+
+    Example:
+        >>> words("--methods", "RobustHDP, WeiAvg")
+        ['RobustHDP', 'WeiAvg']
+    """
+    if text is None:
+        return None
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    if not found:
+        raise InvalidValueError(option, text, "must be one or more names, separated by commas")
+    return found
 
 
 def swept_values(settings: list[str] | None) -> dict[str, list[Any]]:

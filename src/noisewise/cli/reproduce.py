@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from noisewise.cli.common import AsJson, Set, Workers, app, cores, overrides
+from noisewise.cli.common import AsJson, Set, Workers, app, cores, overrides, words
 
 if TYPE_CHECKING:
     from noisewise.experiments.comparison import OnProgress
     from noisewise.experiments.paper.cells import Column, Wishes
 
 
-def _names(text: str | None) -> tuple[str, ...] | None:
-    if text is None:
-        return None
-    return tuple(name.strip() for name in text.split(",") if name.strip()) or None
+def _names(option: str, text: str | None) -> tuple[str, ...] | None:
+    found = words(option, text)
+    return None if found is None else tuple(found)
 
 
 def _duration(seconds: float) -> str:
@@ -46,7 +45,10 @@ def reproduce_command(
     dists: Annotated[
         str | None, typer.Option(help="Comma-separated columns: Dist1,Dist6 or 20,60.")
     ] = None,
-    methods: Annotated[str | None, typer.Option(help="Comma-separated.")] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated, instead of the paper's; any of `noisewise methods`."),
+    ] = None,
     workers: Workers = None,
     output: Annotated[
         Path | None,
@@ -88,9 +90,8 @@ def reproduce_command(
     typed += [f"--set {setting}" for setting in settings or []]
     from noisewise.experiments.paper import Wishes
 
-    wishes = Wishes(
-        seeds, rounds, _names(dists), _names(methods), workers or cores(), overrides(settings)
-    )
+    columns, rows = _names("--dists", dists), _names("--methods", methods)
+    wishes = Wishes(seeds, rounds, columns, rows, workers or cores(), overrides(settings))
     _reproduce(name, wishes, output or Path("runs/paper") / name, store, collect, typed, as_json)
 
 
@@ -106,7 +107,7 @@ def _reproduce(
     """Compute an artefact, showing progress, and print it."""
     from noisewise.display import comparison_display
     from noisewise.experiments.paper.reproduce import reproduce
-    from noisewise.experiments.paper.writing import as_data, as_text
+    from noisewise.experiments.paper.writing import as_data, as_text, origin_line
     from noisewise.federation.results import to_json
 
     @contextlib.contextmanager
@@ -132,6 +133,7 @@ def _reproduce(
         typer.echo(to_json(as_data(done.artefact, done.outcome, done.origin), indent=1))
     else:
         typer.echo(as_text(done.artefact, done.outcome))
+        typer.echo(f"\nMade with: {origin_line(done.origin)}")
         typer.echo(f"\nJSON, CSV, LaTeX and figures: {folder}")
     if done.outcome.failures:
         raise typer.Exit(1)

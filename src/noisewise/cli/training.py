@@ -20,6 +20,7 @@ from noisewise.cli.common import (
     output_folder,
     overrides,
     swept_values,
+    words,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 @app.command("run")
 def run_command(
     config: Config,
-    method: Annotated[str | None, typer.Option(help="Method, instead of the config's.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="One of `noisewise methods`, or your own.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the config's.")] = None,
     output: Output = None,
     workers: Workers = None,
@@ -53,6 +56,7 @@ def run_command(
     from noisewise.display import run_display
     from noisewise.experiments.comparison import comparison_jobs
     from noisewise.experiments.config import dump_config, load_config
+    from noisewise.experiments.preflight import check_folder
     from noisewise.experiments.runner import Job, run
     from noisewise.federation.results import to_json
     from noisewise.federation.timing import Stopwatch
@@ -66,6 +70,7 @@ def run_command(
         chosen = comparison_jobs(wanted, [method], 1)[0].method
     job = Job(chosen, wanted.seed if seed is None else seed)
     folder = output_folder(output, config) / job.folder_name
+    check_folder(wanted, folder, [folder])
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / "config.toml", dump_config(wanted).encode())
     with run_display(job, wanted.training.rounds, quiet=as_json) as on_round:
@@ -85,7 +90,10 @@ def run_command(
 def compare_command(
     config: Config,
     methods: Annotated[
-        str | None, typer.Option(help="Comma-separated, instead of the config's.")
+        str | None,
+        typer.Option(
+            help="Comma-separated, instead of the config's; your own as package.module:name."
+        ),
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Runs of each method, instead of the config's.")
@@ -110,10 +118,7 @@ def compare_command(
     """
     from noisewise.experiments.sweep import sweep_points
 
-    names = (
-        None if methods is None else [name.strip() for name in methods.split(",") if name.strip()]
-    )
-    points = sweep_points(config, swept_values(settings), names, seeds)
+    points = sweep_points(config, swept_values(settings), words("--methods", methods), seeds)
     if len(points) == 1:
         folder = output_folder(output, config)
         outcome = _compare(points[0], folder, workers, "training", as_json)

@@ -110,7 +110,8 @@ def _advice(info: DatasetInfo, tried: list[str]) -> str:
         [
             f"{info.name}: no source has it. Tried:",
             *(tried or ["  nothing: it has no other source than a folder of yours"]),
-            f"By hand: name a folder by {FOLDER_VARIABLE} (or the option for it) that holds",
+            f"By hand: noisewise data get {info.name} --folder FOLDER or {FOLDER_VARIABLE}=FOLDER; "
+            "the folder holds",
             *(f"  {'or ' if number else ''}{way}" for number, way in enumerate(ways)),
         ]
     )

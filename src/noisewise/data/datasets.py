@@ -178,7 +178,7 @@ def verify_dataset(name: str) -> list[str]:
     if name == DIGITS:
         return []
     if not _cached_files(name):
-        return [f"not here; get it with get_dataset({name!r})"]
+        return [f"not here; get it with: noisewise data get {name}"]
     return problems(CATALOGUE[name])
 
 

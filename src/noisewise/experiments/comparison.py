@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
@@ -11,16 +12,20 @@ from queue import Empty
 from typing import Any
 
 from noisewise.aggregation.methods import METHODS, make_method
-from noisewise.errors import InvalidValueError
+from noisewise.errors import InvalidValueError, NoisewiseError
 from noisewise.experiments.config import ExperimentConfig, MethodConfig, dump_config
+from noisewise.experiments.preflight import check_folder
 from noisewise.experiments.runner import Job, run
 from noisewise.experiments.setup import make_plans, make_population
 from noisewise.experiments.tracking import check_tracking
+from noisewise.federation.executors import end_workers, follow_parent
 from noisewise.federation.results import RoundRecord, RunResult
 from noisewise.privacy.spending import spending_curve
 from noisewise.storage import write_atomic
 
 __all__ = ["Comparison", "compare", "comparison_jobs", "warm_up"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,7 @@ _channel: Any = None
 
 def _start_worker(channel: Any) -> None:
     global _channel
+    follow_parent()
     _channel = channel
 
 
@@ -111,9 +117,10 @@ def compare(
     jobs run one after the other and each spreads its clients over the workers.
     """
     check_tracking(config)
+    paths = [folder / "runs" / job.folder_name for job in jobs]
+    check_folder(config, folder, paths)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / "config.toml", dump_config(config).encode())
-    paths = [folder / "runs" / job.folder_name for job in jobs]
     outcomes: dict[int, RunResult | Exception] = {}
     inside = config.training.executor in ("processes", "ray")
     if workers == 1 or inside:
@@ -133,7 +140,11 @@ def compare(
         if isinstance(outcome, RunResult):
             results.append(outcome)
         else:
-            failures[f"{job.label}, seed {job.seed}"] = f"{type(outcome).__name__}: {outcome}"
+            fault = f"{type(outcome).__name__}: {outcome}"
+            if not isinstance(outcome, NoisewiseError):  # in code of the user's, or a fault of ours
+                _log.info("%s, seed %d failed", job.label, job.seed, exc_info=outcome)
+                fault += " (`noisewise -v compare ...` shows where)"
+            failures[f"{job.label}, seed {job.seed}"] = fault
     return Comparison(tuple(results), failures)
 
 
@@ -161,16 +172,20 @@ def _side_by_side(
             for number, (job, path) in enumerate(zip(jobs, paths, strict=True))
         }
         pending = set(futures)
-        while pending:
-            done, pending = wait(pending, timeout=0.2)
-            for number, record in _drain(channel):
-                if on_round is not None:
-                    on_round(jobs[number], record)
-            for future in done:
-                try:
-                    outcomes[futures[future]] = future.result()
-                except Exception as error:  # a failed run must not take the others with it
-                    outcomes[futures[future]] = error
+        try:
+            while pending:
+                done, pending = wait(pending, timeout=0.2)
+                for number, record in _drain(channel):
+                    if on_round is not None:
+                        on_round(jobs[number], record)
+                for future in done:
+                    try:
+                        outcomes[futures[future]] = future.result()
+                    except Exception as error:  # a failed run must not take the others with it
+                        outcomes[futures[future]] = error
+        except KeyboardInterrupt:
+            end_workers(pool)
+            raise
     return outcomes
 
 

@@ -13,6 +13,7 @@ import torch
 from noisewise.aggregation.methods import Method, make_method
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.config import ExperimentConfig, MethodConfig
+from noisewise.experiments.preflight import check_own_parts
 from noisewise.experiments.setup import (
     make_initial_model,
     make_plans,
@@ -87,11 +88,11 @@ def check_runnable(config: ExperimentConfig, job: Job) -> None:
         InvalidValueError: what `run` would raise.
     """
     check_tracking(config)
-    make_population(config, job.seed)
-    check_model(make_initial_model(config, job.seed))
+    clients, model = make_population(config, job.seed), make_initial_model(config, job.seed)
+    check_model(model)
     _settings(config, job.method)
-    training_loss(config)
-    _callable(config.training.metric, "training.metric")
+    loss, metric = training_loss(config), _callable(config.training.metric, "training.metric")
+    check_own_parts(config, model, loss, metric, clients[0].data.train)
 
 
 def run(
@@ -114,6 +115,8 @@ def run(
     own_budgets = _method(MethodConfig(name="DPFedAvg"), "own budgets")
     plans, model = make_plans(config, clients, method), make_initial_model(config, job.seed)
     settings = _settings(config, job.method)
+    loss, metric = training_loss(config), _callable(training.metric, "training.metric")
+    check_own_parts(config, model, loss, metric, clients[0].data.train)
     size = ParameterLayout.of(model).size
     method, floor = under_policy(config, method, plans, size, settings.learning_rate)
     facts = {"method": job.label, "seed": job.seed}
@@ -125,8 +128,8 @@ def run(
             model,
             settings,
             seed=job.seed,
-            loss=training_loss(config),
-            metric=_callable(training.metric, "training.metric"),
+            loss=loss,
+            metric=metric,
             workers=workers,
             executor=executor or training.executor,
             ray_address=None if executor else training.ray_address,

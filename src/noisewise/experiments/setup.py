@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -77,6 +78,11 @@ def _read(name: str, folder: str | None, scaling: Scaling | None) -> Dataset:
         with progress_bar() as progress:
             return load_dataset(name, folder=folder, scaling=scaling, progress=progress)
     found = load_object(name, "data.name")
+    try:
+        inspect.signature(found).bind() if callable(found) else None
+    except TypeError as error:
+        allowed = f"must be a function without arguments that gives a noisewise Dataset ({error})"
+        raise InvalidValueError("data.name", name, allowed) from error
     made = found() if callable(found) else found
     if not isinstance(made, Dataset):
         raise InvalidValueError("data.name", name, "must give a noisewise Dataset")

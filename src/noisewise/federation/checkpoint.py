@@ -29,7 +29,12 @@ from noisewise.errors import InvalidValueError
 from noisewise.federation.results import RoundRecord, read_record, to_json
 from noisewise.storage import write_atomic
 
-__all__ = ["RunFolder", "Snapshot"]
+__all__ = ["OTHER_RUN", "RunFolder", "Snapshot"]
+
+OTHER_RUN = (
+    "holds a run with other settings, or with code of yours that has changed since; choose another "
+    "folder (--output) or remove it"
+)
 
 _MAGIC = b"noisewise checkpoint 1\n"
 _KEPT = 2
@@ -162,7 +167,7 @@ class RunFolder:
             raise InvalidValueError(
                 "output",
                 str(self.path),
-                "holds a run with other settings; choose another folder or remove it",
+                OTHER_RUN,
             )
         with open(self.records_file, "rb") as records_file:
             lines = records_file.read(header["records_length"])

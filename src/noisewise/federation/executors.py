@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -32,6 +37,8 @@ __all__ = [
     "SerialExecutor",
     "Workload",
     "check_executor",
+    "end_workers",
+    "follow_parent",
     "longest_first",
     "make_executor",
     "one_thread",
@@ -211,8 +218,35 @@ def _shared(tensor: Tensor) -> Tensor:
 _worker: tuple[SerialExecutor, Tensor, Tensor] | None = None
 
 
+def follow_parent() -> None:
+    """In a worker: leave Ctrl-C to the parent, and end when the parent has gone.
+
+    Ctrl-C reaches the whole group, but ending the work is the parent's affair. A parent that was
+    killed cannot end anybody: its workers would go on and write beside those that resume the run.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid is not None:
+        threading.Thread(target=_end_without, args=(parent.pid,), daemon=True).start()
+
+
+def _end_without(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.3)
+    os._exit(1)
+
+
+def end_workers(pool: ProcessPoolExecutor) -> None:
+    """End a pool at once, in the middle of its work: checkpoints hold what is done."""
+    workers = list((pool._processes or {}).values())  # no public name before Python 3.14
+    pool.shutdown(wait=False, cancel_futures=True)
+    for worker in workers:
+        worker.terminate()
+
+
 def _start_worker(executor: SerialExecutor, theta: Tensor, results: Tensor) -> None:
     global _worker
+    follow_parent()
     torch.set_num_threads(1)
     threadpool_limits(1)
     _worker = executor, theta, results
@@ -299,6 +333,11 @@ class ProcessExecutor:
                 answers.append(future.result())
         except BrokenProcessPool:
             self.close()
+        except KeyboardInterrupt:
+            if self._pool is not None:
+                end_workers(self._pool)
+                self._pool = None
+            raise
         return answers
 
     def close(self) -> None:

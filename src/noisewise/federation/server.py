@@ -73,11 +73,15 @@ def server_step(
         return ServerStep(waiting, dropped=dict.fromkeys(received, str(error)), failure="unusable")
     ids = screened.updates.ids
     try:
-        answer = method.aggregator.aggregate(
+        given: object = method.aggregator.aggregate(
             ServerView(screened.updates, number, disclose(ids)), snapshot.state
         )
     except NoHonestUpdateError as error:
         return ServerStep(waiting, dropped=dict.fromkeys(received, str(error)), failure="refused")
+    if not isinstance(given, Aggregation):  # an aggregator may be anybody's
+        kind = type(given).__name__
+        raise UpdateError(f"{method.name}: aggregate() must return an Aggregation, not {kind}")
+    answer = given
     theta = snapshot.theta + method.server_rate * answer.delta.to(snapshot.theta)
     average = _average(snapshot, theta, method.average_rounds)
     return ServerStep(

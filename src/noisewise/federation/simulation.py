@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,7 +16,7 @@ from noisewise.aggregation.methods import Method
 from noisewise.aggregation.policy import plan_noise
 from noisewise.errors import InvalidValueError
 from noisewise.federation.attacks import Attack, check_attacks
-from noisewise.federation.checkpoint import RunFolder, Snapshot
+from noisewise.federation.checkpoint import OTHER_RUN, RunFolder, Snapshot
 from noisewise.federation.clients import Client
 from noisewise.federation.evaluation import Metric, accuracy
 from noisewise.federation.executors import (
@@ -29,6 +27,7 @@ from noisewise.federation.executors import (
     make_executor,
     one_thread,
 )
+from noisewise.federation.identity import fingerprint
 from noisewise.federation.results import RoundRecord, RunResult, Status, load_result, to_json
 from noisewise.federation.rounds import Federation, choose_members, play_round
 from noisewise.federation.settings import TrainingSettings
@@ -103,8 +102,9 @@ def simulate(
     theta = layout.flatten(model).to(settings.device)
     files = None
     if folder is not None:
-        identity = (clients, plans, method, settings, seed, theta, loss, metric, tuple(attacks))
-        files = RunFolder(Path(folder), _fingerprint(*identity))
+        functions = (model, loss, metric)
+        identity = (clients, plans, method, settings, seed, theta, functions, tuple(attacks))
+        files = RunFolder(Path(folder), fingerprint(*identity))
         if (finished := _finished(files)) is not None:
             return finished
     workload = Workload(
@@ -254,49 +254,9 @@ def _finished(files: RunFolder) -> RunResult | None:
         raise InvalidValueError(
             "output",
             str(files.path),
-            "holds a run with other settings; choose another folder or remove it",
+            OTHER_RUN,
         )
     try:
         return load_result(files.path)
     except InvalidValueError:
         return None
-
-
-def _fingerprint(
-    clients: Sequence[Client],
-    plans: Sequence[LocalPlan],
-    method: Method,
-    settings: TrainingSettings,
-    seed: int,
-    theta: Tensor,
-    loss: Loss,
-    metric: Metric,
-    attacks: tuple[Attack, ...],
-) -> str:
-    """SHA-256 of everything that decides a run's result."""
-    parts = {
-        "specs": [asdict(c.spec) | {"reported": c.reported_epsilon} for c in clients],
-        "plans": [asdict(plan) for plan in plans],
-        "method": [
-            method.name,
-            _without_address(method.aggregator),
-            [method.normalise, method.server_rate, method.average_rounds],
-        ],
-        "attacks": [asdict(attack) for attack in attacks],
-        "settings": asdict(settings),
-        "seed": seed,
-        "functions": [_without_address(loss), _without_address(metric)],
-    }
-    digest = hashlib.sha256(to_json(parts).encode())
-    digest.update(theta.cpu().numpy().tobytes())
-    for client in clients:
-        for examples in (client.data.train, client.data.test):
-            digest.update(np.ascontiguousarray(examples.inputs).tobytes())
-            digest.update(examples.targets.tobytes())
-            digest.update(repr(examples.scaling).encode())
-    return digest.hexdigest()
-
-
-def _without_address(thing: object) -> str:
-    """The repr of an object without the memory address, which differs between processes."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(thing))

@@ -11,6 +11,11 @@ from noisewise.report.tables import MethodRow, method_rows
 __all__ = ["explain"]
 
 _REFERENCES = ("FedAvg", "Oracle")
+_TOLD = {
+    "epsilon": "budgets",
+    "n_examples": "numbers of records",
+    "true_variance": "the true noise",
+}
 
 
 def explain(results: Sequence[RunResult]) -> str:
@@ -44,11 +49,11 @@ def _weights(results: Sequence[RunResult]) -> str:
         ranked = sorted(first.true_noise, key=lambda client: first.true_noise[client])
         noisy = ranked[len(ranked) // 2 :]
         share = 100 * sum(first.weights[client] for client in noisy)
-        told = " and ".join(run.needs) or "nothing"
-        lines.append(f"  {method} gives it {share:.1f} % of the weight, being told {told}")
+        told = " and ".join(_TOLD.get(need, need) for need in run.needs) or "nothing"
+        lines.append(f"  {method}: {share:.1f} % (told {told})")
     if not lines:
         return ""
-    return "Of the noisier half of the clients:\n" + ";\n".join(lines) + "."
+    return "Weight that the noisier half of the clients gets:\n" + "\n".join(lines)
 
 
 def _outcome(rows: dict[str, MethodRow]) -> str:
@@ -71,7 +76,7 @@ def _outcome(rows: dict[str, MethodRow]) -> str:
     if math.isfinite(best.noise_ratio) and math.isfinite(second.noise_ratio):
         words += (
             f". {best.method}'s aggregate has {best.noise_ratio:.4g} times the least noise, "
-            f"{second.method}'s {second.noise_ratio:.3g} times"
+            f"{second.method}'s {second.noise_ratio:.4g} times"
         )
         if best.noise_ratio > 1.5 * second.noise_ratio:
             words += (

@@ -38,13 +38,11 @@ def final_table(results: Sequence[RunResult]) -> Table:
     """Mean, standard error and every seed of each method."""
     rows = []
     for row in method_rows(results):
-        cells = row.cells()
         scores = ", ".join(
-            f"seed {seed}: {100 * score:.1f}" if score == score else f"seed {seed}: none"
+            f"{seed}: {100 * score:.1f}" if score == score else f"{seed}: none"
             for seed, score in zip(row.seed_numbers, row.scores, strict=True)
         )
-        words = row.accuracy_words() + (f" ({row.remarks()})" if row.remarks() else "")
-        rows.append((row.method, words, *cells[2:5], str(row.seeds), scores))
+        rows.append((*row.cells()[:5], str(row.seeds), scores))
     headings = (
         "method",
         "accuracy ± standard error",
@@ -52,7 +50,7 @@ def final_table(results: Sequence[RunResult]) -> Table:
         "signal / best",
         "largest epsilon spent",
         "seeds",
-        "each seed [%]",
+        "under each seed [%]",
     )
     return Table(headings, tuple(rows))
 

@@ -23,17 +23,24 @@ _COLUMNS: Mapping[str, Callable[[ClientRow], str]] = {
     "oracle weight": lambda row: f"{100 * row.oracle_weight:.2f} %",
 }
 
+_LEGEND = (
+    "N: training records. b: expected batch. steps: local steps in a round. z: noise multiplier\n"
+    "that the budget demands. sigma^2: noise energy of an update (its expected squared length).\n"
+    "oracle weight: share in the aggregate that gives the least noise, known only in simulations."
+)
+
 
 def population_text(rows: Sequence[ClientRow]) -> str:
     """One aligned line for each client."""
     table = [list(_COLUMNS), *([cell(row) for cell in _COLUMNS.values()] for row in rows)]
     widths = [max(len(line[column]) for line in table) for column in range(len(_COLUMNS))]
-    return "\n".join(
+    lines = [
         line[0].ljust(widths[0])
         + "  "
         + "  ".join(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
         for line in table
-    )
+    ]
+    return "\n".join([*lines, "", _LEGEND])
 
 
 def population_figure(rows: Sequence[ClientRow]) -> Figure:

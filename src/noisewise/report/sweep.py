@@ -52,8 +52,8 @@ def overview_table(sets: Sequence[RunSet]) -> Table:
     rows = []
     for one in sets:
         for row in method_rows(one.results):
-            words = row.accuracy_words() + (f" ({row.remarks()})" if row.remarks() else "")
-            rows.append((one.name, row.method, words, str(row.seeds), *row.cells()[2:5]))
+            cells = row.cells()
+            rows.append((one.name, *cells[:2], str(row.seeds), *cells[2:5]))
     headings = (
         "setting", "method", "accuracy ± standard error", "seeds", "noise / oracle's",
         "signal / best", "largest epsilon spent",

@@ -16,7 +16,7 @@ __all__ = ["MethodRow", "aligned", "as_csv", "as_markdown", "as_text", "by_metho
 
 HEADINGS = (
     "method",
-    "accuracy",
+    "accuracy ± standard error",
     "noise / oracle's",
     "signal / best",
     "largest epsilon",
@@ -62,13 +62,14 @@ class MethodRow:
         return self.spread / math.sqrt(self.seeds)
 
     def accuracy_words(self) -> str:
-        """Mean and standard error in percent."""
-        if not math.isfinite(self.accuracy):
-            return "none"
-        mean = f"{100 * self.accuracy:.1f}"
-        if math.isfinite(self.standard_error):
-            mean += f" ± {100 * self.standard_error:.1f}"
-        return mean + " %"
+        """Mean and standard error in percent, and what there is to remark."""
+        words = "none"
+        if math.isfinite(self.accuracy):
+            words = f"{100 * self.accuracy:.1f}"
+            if math.isfinite(self.standard_error):
+                words += f" ± {100 * self.standard_error:.1f}"
+            words += " %"
+        return words + (f" ({self.remarks()})" if self.remarks() else "")
 
     def remarks(self) -> str:
         """What a reader must know about the runs before believing the mean."""
@@ -77,11 +78,6 @@ class MethodRow:
 
     def cells(self) -> tuple[str, ...]:
         """The row as words, under `HEADINGS`."""
-        accuracy = f"{100 * self.accuracy:.1f} %" if math.isfinite(self.accuracy) else "none"
-        if math.isfinite(self.spread):
-            accuracy = f"{100 * self.accuracy:.1f} ± {100 * self.spread:.1f} %"
-        if self.remarks():
-            accuracy += f" ({self.remarks()})"
         noise = "no noise" if self.noise_ratio == 0 else f"{self.noise_ratio:.4g}"
         epsilon = "no limit" if math.isinf(self.largest_epsilon) else f"{self.largest_epsilon:.3g}"
         if math.isnan(self.largest_epsilon):
@@ -89,7 +85,7 @@ class MethodRow:
         told = ", ".join(self.needs) or "nothing"
         return (
             self.method,
-            accuracy,
+            self.accuracy_words(),
             noise if math.isfinite(self.noise_ratio) else "not defined",
             f"{self.signal_share:.2f}" if math.isfinite(self.signal_share) else "",
             epsilon,

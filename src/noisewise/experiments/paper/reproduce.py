@@ -112,6 +112,9 @@ def reproduce(
 
     if about.kind == "elsewhere":
         return finish(Outcome(), ())
+    if collect and about.kind != "trained":
+        allowed = f"plays no part in {name}, which needs no finished runs; leave it out"
+        raise InvalidValueError("--collect", True, allowed)
     if about.kind == "exact":
         _refuse(artefact, wishes)
         return finish(_EXACT[about.make](artefact, _exact_columns(artefact, wishes)), ())

@@ -16,7 +16,7 @@ from noisewise.report.chart import save_figure
 from noisewise.report.grids import grid_csv, grid_latex, grid_markdown, grid_text
 from noisewise.storage import write_atomic
 
-__all__ = ["as_data", "as_text", "write_index", "write_outcome"]
+__all__ = ["as_data", "as_text", "origin_line", "write_index", "write_outcome"]
 
 
 def as_data(artefact: Artefact, outcome: Outcome, origin: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def as_text(artefact: Artefact, outcome: Outcome) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _origin(origin: Mapping[str, Any]) -> str:
+def origin_line(origin: Mapping[str, Any]) -> str:
     """One line about where the figures come from."""
     machine = origin["machine"]
     facts = [
@@ -74,7 +74,7 @@ def write_index(folder: Path) -> Path:
     for name in sorted(found, key=_place):
         content = found[name]
         lines += [f"## [{name}]({name}/README.md)", "", f"{content['title']}.", ""]
-        lines += [_origin(content["origin"]), ""]
+        lines += [origin_line(content["origin"]), ""]
         lines += [*(f"- {sentence}" for sentence in content["verdicts"]), ""]
     path = folder / "README.md"
     write_atomic(path, ("\n".join(lines).rstrip() + "\n").encode())
@@ -99,7 +99,7 @@ def write_outcome(
     options = "" if not origin["options"] else " " + " ".join(origin["options"])
     page = [
         f"# {about.title}",
-        f"The paper's `{about.label}`. {_origin(origin)}",
+        f"The paper's `{about.label}`. {origin_line(origin)}",
         f"Made by `noisewise reproduce {artefact.name}{options}`.",
         "\n".join(f"- {sentence}" for sentence in verdicts(outcome)),
         *(grid_markdown(grid) for grid in outcome.grids),

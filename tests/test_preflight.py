@@ -1,0 +1,148 @@
+"""What a newcomer gets wrong first: own parts that do not fit, folders of other runs, old code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+from federation_helpers import small_clients, small_model
+
+from noisewise.aggregation import make_method, plan_clients
+from noisewise.errors import InvalidValueError, NoisewiseError, UpdateError
+from noisewise.experiments.comparison import compare, comparison_jobs
+from noisewise.experiments.config import ExperimentConfig, load_config
+from noisewise.experiments.runner import check_runnable, run
+from noisewise.experiments.setup import read_dataset
+from noisewise.federation import TrainingSettings, simulate
+
+DEMO = Path(__file__).parents[1] / "configs" / "demo.toml"
+SMALL = {
+    "training.rounds": 1,
+    "training.accountant": "rdp",
+    "data.clients": 4,
+    "population.epsilon": [1.0, 4.0, 20.0, 20.0],
+}
+OWN = """
+import numpy as np
+import torch
+from noisewise.aggregation import Aggregation, weighted_sum
+
+class Uniform:
+    needs = frozenset()
+    def __init__(self, first=1.0):
+        self.first = first
+    def aggregate(self, view, state):
+        weights = np.ones(view.updates.n_clients)
+        weights[0] = self.first
+        weights /= weights.sum()
+        return Aggregation(weighted_sum(view.updates.values, weights), weights, state=state)
+
+class Bare(Uniform):
+    def aggregate(self, view, state):
+        return view.updates.values.mean(1)
+
+class Words(Uniform):
+    needs = frozenset({"epsilon"})
+
+def narrow(input_shape, n_classes):
+    return torch.nn.Linear(3, n_classes)
+
+def fitting(input_shape, n_classes):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, n_classes))
+
+def many(outputs, targets):
+    return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+def mean(outputs, targets):
+    return (outputs.argmax(1) == targets).double().mean()
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module of the user's in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    return file
+
+
+def config(**fields: object) -> ExperimentConfig:
+    named = {key.replace("__", "."): value for key, value in fields.items()}
+    return load_config(DEMO, SMALL | named)
+
+
+@pytest.mark.parametrize(
+    ("field", "part", "said"),
+    [
+        ("model__name", "mine:narrow", "model.name = 'mine:narrow': must take inputs of (2, 1, 8"),
+        ("training__loss", "mine:many", "training.loss = 'mine:many': must take the model's out"),
+        ("training__loss", "mine:fitting", "training.loss"),
+        ("training__metric", "mine:mean", "shape (2,), not ()"),
+    ],
+)
+def test_own_parts_that_do_not_fit_are_one_line(
+    own: Path, field: str, part: str, said: str
+) -> None:
+    wanted = config(**{field: part})
+    job = comparison_jobs(wanted, ["DPFedAvg"], 1)[0]
+    for attempt in (check_runnable, run):
+        with pytest.raises(InvalidValueError) as caught:
+            attempt(wanted, job)
+        assert said in str(caught.value)
+    fine = config(model__name="mine:fitting")
+    assert run(fine, comparison_jobs(fine, ["DPFedAvg"], 1)[0]).status == "finished"
+
+
+def test_own_aggregators_and_data_that_do_not_fit(own: Path) -> None:
+    with pytest.raises(InvalidValueError, match=r"mine:Words.needs .*Disclosure"):
+        make_method("mine:Words")
+    wanted = config()
+    with pytest.raises(UpdateError, match=r"mine:Bare: aggregate\(\) must return an Agg"):
+        run(wanted, comparison_jobs(wanted, ["mine:Bare"], 1)[0])
+    with pytest.raises(InvalidValueError, match=r"data.name = 'mine:narrow': must be a func"):
+        read_dataset(config(data__name="mine:narrow").data)
+
+
+def test_a_folder_of_other_settings_is_refused_before_it_is_touched(tmp_path: Path) -> None:
+    first = config()
+    jobs = comparison_jobs(first, ["DPFedAvg"], 1)
+    compare(first, jobs, tmp_path)
+    before = (tmp_path / "config.toml").read_bytes()
+    for changed in (config(training__rounds=2), config(population__delta=1e-4)):
+        with pytest.raises(
+            InvalidValueError, match=r"(rounds = 1, not 2|delta = 0.001, not 0.0001)"
+        ):
+            compare(changed, jobs, tmp_path)
+        assert (tmp_path / "config.toml").read_bytes() == before
+    same = config(compare__seeds=7, training__executor="serial")
+    assert compare(same, jobs, tmp_path).failures == {}
+
+
+def finish(folder: Path, **options: float) -> float:
+    """A finished run of the own aggregator; its weight of the first client."""
+    sys.modules.pop("mine", None)
+    importlib.invalidate_caches()
+    clients, method = small_clients(), make_method("mine:Uniform", options)
+    plans = plan_clients([c.spec for c in clients], method, rounds=1, clip_norm=1.0)
+    settings = TrainingSettings(1, 0.2)
+    result = simulate(clients, plans, method, small_model(), settings, folder=folder)
+    return next(iter(result.rounds[0].weights.values()))
+
+
+def test_own_code_that_changed_is_not_read_back(own: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert finish(folder) == finish(folder) == 0.25
+    own.write_text(OWN + "\n# a remark elsewhere in the file changes nothing\n")
+    assert finish(folder) == 0.25
+    with pytest.raises(NoisewiseError, match="code of yours that has changed"):
+        finish(folder, first=3.0)
+    own.write_text(OWN.replace("weights[0] = self.first", "weights[0] = 3"))
+    with pytest.raises(NoisewiseError, match="code of yours that has changed"):
+        finish(folder)
+    assert finish(tmp_path / "other") == 0.5
