@@ -5,7 +5,7 @@
 Every cell (population, method, seed) is a run of a config in configs/study/ and leaves one small
 JSON file under studies/results/, which is committed; a cell with such a file is not run again, and
 one that was interrupted goes on from its checkpoint under runs/study/. Learning rates come from
-pilots of 40 rounds with a seed of their own, as many trials for every method, chosen by the loss on
+pilots of 40 rounds with a seed of their own, six trials for every method, chosen by the loss on
 training records: no held-out record takes part in the choice. Cells of softmax regression that
 share population and seed run in lock step (`noisewise.federation.lockstep`), several times as
 fast and agrees with `noisewise run` up to rounding.
@@ -39,7 +39,8 @@ from noisewise.storage import write_atomic
 ROOT = Path(__file__).parents[1]
 RESULTS, RUNS = ROOT / "studies" / "results", ROOT / "runs" / "study"
 PILOT_ROUNDS, PILOT_SEED = 40, 1000
-RATES = (0.003, 0.01, 0.03, 0.1)  # the pilots of softmax regression
+RATES = (0.003, 0.01, 0.03, 0.1)  # the pilots of softmax regression, and then
+FINER = 1.8  # this factor below and above the best of them
 DISTS = [f"Dist{k}" for k in (6, 9, 1, 3, 5, 8, 2, 4, 7)]
 METHODS = ["NoiseWise", "RobustHDP", "WeiAvg", "DPFedAvg", "BudgetAvg", "PFA", "MinEpsilon"]
 
@@ -220,13 +221,14 @@ def pilot_file(cell: Cell, rate: float) -> Path:
 
 def play_pilots(cells: list[Cell]) -> None:
     """The pilots of some cells that are missing; leaves their train losses in files."""
-    wanted = {
-        pilot_file(cell, rate): Trial(cell, rate, pilot=True)
-        for cell in cells
-        if len(cell.rates) > 1
-        for rate in cell.rates
-    }
-    missing = {file: trial for file, trial in wanted.items() if not file.exists()}
+    choosing = [cell for cell in cells if len(cell.rates) > 1]
+    _play_missing([(cell, rate) for cell in choosing for rate in cell.rates])
+    _play_missing([(cell, rate) for cell in choosing for rate in finer_rates(cell)])
+
+
+def _play_missing(wanted: list[tuple[Cell, float]]) -> None:
+    found = {pilot_file(cell, rate): Trial(cell, rate, pilot=True) for cell, rate in wanted}
+    missing = {file: trial for file, trial in found.items() if not file.exists()}
     for (file, trial), result in zip(
         missing.items(), play_all(list(missing.values())), strict=True
     ):
@@ -237,13 +239,25 @@ def play_pilots(cells: list[Cell]) -> None:
         write_atomic(file, content.encode())
 
 
-def pilot_losses(cell: Cell) -> dict[float, float]:
+def _losses(cell: Cell, rates: tuple[float, ...]) -> dict[float, float]:
     """Mean train loss after each pilot, infinite where it diverged."""
     found = {}
-    for rate in cell.rates if len(cell.rates) > 1 else ():
+    for rate in rates:
         loss = json.loads(pilot_file(cell, rate).read_text())["train_loss"]
         found[rate] = float("inf") if loss is None else float(loss)
     return found
+
+
+def finer_rates(cell: Cell) -> tuple[float, ...]:
+    """Beside the best of a cell's rates, whose pilots have been played."""
+    losses = _losses(cell, cell.rates)
+    best = min(losses, key=lambda rate: losses[rate])
+    return float(f"{best / FINER:.2g}"), float(f"{best * FINER:.2g}")
+
+
+def pilot_losses(cell: Cell) -> dict[float, float]:
+    """All pilots of a cell; none where its rate was given."""
+    return _losses(cell, (*cell.rates, *finer_rates(cell))) if len(cell.rates) > 1 else {}
 
 
 def work(cells: list[Cell]) -> str:
