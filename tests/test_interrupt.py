@@ -21,7 +21,10 @@ SIDE_BY_SIDE = [
     ["run", "--method", "DPFedAvg", "--workers", "2"],
 ]
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+pytestmark = [
+    pytest.mark.slow,  # five real processes with their start-up
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc"),
+]
 
 
 def members(group: int) -> list[int]:
