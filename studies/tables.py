@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from method import PARTS, result_file
 
 from noisewise.report.chart import new_axes, save_figure
 from noisewise.storage import write_atomic
@@ -189,6 +190,17 @@ def published(cnn: Cells) -> list[str]:
     return lines if len(lines) > 2 else []
 
 
+def unfinished() -> list[str]:
+    """Says so while cells of the study are missing."""
+    left = {
+        name: sum(not result_file(cell).exists() for cell in cells())
+        for name, cells in PARTS.items()
+    }
+    words = ", ".join(f"{count} of {name}" for name, count in left.items() if count)
+    text = f"**Not complete yet.** Runs that are still missing: {words}."
+    return [text, ""] if words else []
+
+
 def page() -> str:
     """The results section."""
     softmax, cnn, hetero = read("softmax"), read("cnn"), read("hetero")
@@ -200,7 +212,7 @@ def page() -> str:
         "`python studies/method.py softmax hetero ablation ...` runs the cells, "
         "`python studies/tables.py` writes this section."
     )
-    out = ["## Results", "", intro, ""]
+    out = ["## Results", "", intro, "", *unfinished()]
     out += ["### Softmax regression, MNIST, 20 clients, iid, mixed batches", ""]
     out += [*grid(softmax, METHODS, DISTS, "method"), "", provenance(softmax), *verdict(softmax)]
     out += ["", "Share of the attainable signal-to-noise ratio (weights from estimates, ratio from "
