@@ -139,7 +139,9 @@ def curves(part: str, name: str) -> list[str]:
         axes.set_ylabel("accuracy on held-out records [%]")
         axes.grid(axis="y", alpha=0.25)
         axes.set_title(f"{dist}, {name}", fontsize=10, loc="left")
-        save_figure(figure, ROOT / "docs" / "images", f"study-{part}-{dist.lower()}")
+        _, *others = save_figure(figure, ROOT / "docs" / "images", f"study-{part}-{dist.lower()}")
+        for file in others:  # the page needs one
+            file.unlink()
         lines.append(f"![{name}, {dist}](images/study-{part}-{dist.lower()}.png)")
     return lines
 
@@ -153,7 +155,9 @@ def half_time(cells: Cells) -> list[str]:
             final = theirs[0]["accuracy"]
             first = next((r for r, a in ours[0]["curve"] if a >= final), None)
             words.append(f"{dist}: {'never' if first is None else f'round {first}'}")
-    return [f"Robust-HDP's final accuracy was reached by NoiseWise in {'; '.join(words)}."]
+    if not words:
+        return []
+    return [f"Robust-HDP's final accuracy was reached by NoiseWise in {'; '.join(words)}.", ""]
 
 
 def accountants(moments: Cells, pld: Cells) -> list[str]:
@@ -220,7 +224,7 @@ def page() -> str:
     if cnn:
         out += ["### The paper's CNN, MNIST, 20 clients, iid", ""]
         out += [*grid(cnn, METHODS[:3], ["Dist1", "Dist6", "Dist9"], "method"), ""]
-        out += [provenance(cnn), "", *half_time(cnn), "", *curves("cnn", "CNN"), ""]
+        out += [provenance(cnn), "", *half_time(cnn), *curves("cnn", "CNN"), ""]
     if hetero:
         out += ["### 60 clients, at most 8 labels each, mixed batches", ""]
         out += [*grid(hetero, METHODS, DISTS, "method"), "", provenance(hetero), *verdict(hetero)]
