@@ -20,6 +20,7 @@ from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDic
 
 from noisewise.aggregation.base import Disclosure  # noqa: E402
 from noisewise.aggregation.methods import make_method, plan_clients  # noqa: E402
+from noisewise.aggregation.robust_hdp import RobustHDP  # noqa: E402
 from noisewise.errors import InvalidValueError, UpdateError  # noqa: E402
 from noisewise.federation import TrainingSettings, simulate  # noqa: E402
 from noisewise.federation.executors import Workload, make_executor, one_thread  # noqa: E402
@@ -313,3 +314,20 @@ def test_no_client_can_foresee_which_coordinates_the_server_reads(name: str) -> 
     assert not np.array_equal(first, second)
     assert np.array_equal(sample_index(100_000, 1_000, 0), sample_index(100_000, 1_000, 0))
     assert NoiseAware("WeiAvg", learning_rate=0.1, told={Disclosure.EPSILON: {}}).method is not None
+
+
+def test_a_server_with_an_aggregator_of_its_own_can_be_restarted(tmp_path: Path) -> None:
+    """A plain object's repr has its address, which is another one after a restart."""
+
+    class Plain:
+        needs: frozenset[Disclosure] = frozenset()
+
+        def aggregate(self, view: Any, state: Any) -> Any:
+            return RobustHDP().aggregate(view, state)
+
+    nodes = {k: honest() for k in range(1, 4)}
+    kept = [Plain(), Plain()]  # both alive: two addresses
+    for number, own in enumerate(kept, start=1):
+        strategy = NoiseAware(own, learning_rate=RATE, folder=tmp_path)
+        strategy.start(LocalGrid(nodes), start_arrays(), number)
+    assert len(load_run(tmp_path).rounds) == 2

@@ -101,7 +101,7 @@ def run_cells(
     """
     for _, several in itertools.groupby(cells, key=lambda cell: cell.attack):
         some = list(several)
-        groups = [some] if all(map(_is_softmax, some)) else [[cell] for cell in some]
+        groups = [some] if _is_softmax(some[0]) else [[cell] for cell in some]
         for group in groups:
             for cell in group:
                 if on_cell is not None:

@@ -94,6 +94,17 @@ class RunFolder:
         """What is known of the run before its first round, for reports on unfinished runs."""
         return self.path / "run.json"
 
+    def begin(self, summary: Mapping[str, Any]) -> None:
+        """Write what is known before the first round."""
+        write_atomic(self.start_file, (to_json(summary, indent=1) + "\n").encode())
+
+    def finish(self, summary: Mapping[str, Any], theta: Tensor) -> None:
+        """Write the parameters, then the summary, whose presence says that the run is complete."""
+        model = save_tensors({"theta": theta.cpu().contiguous()})
+        write_atomic(self.path / "model.safetensors", model)
+        marked = {**summary, "fingerprint": self.fingerprint}
+        write_atomic(self.result_file, (to_json(marked, indent=1) + "\n").encode())
+
     def save(self, snapshot: Snapshot, record: RoundRecord) -> None:
         """Append the round's record, then write the checkpoint that includes it."""
         line = (to_json(_fields(record)) + "\n").encode()

@@ -28,7 +28,7 @@ from noisewise.privacy.plan import LocalPlan
 from noisewise.randomness import SeededRandom
 from noisewise.training.engine import make_engine
 from noisewise.training.gradients import GradientEngine, Loss
-from noisewise.training.local import DEFAULT_PHYSICAL_BATCH, TensorData, local_update
+from noisewise.training.local import DEFAULT_PHYSICAL_BATCH, TensorData, local_update, per_step
 
 __all__ = [
     "Executor",
@@ -147,7 +147,7 @@ class SerialExecutor:
             physical_batch=work.physical_batch,
             engine=self._engine,
         ).delta
-        return delta / work.plans[member].steps_per_round if work.normalise else delta
+        return per_step(delta, work.plans[member]) if work.normalise else delta
 
     def score(self, theta: Tensor, member: int) -> Scores:
         """The scores at one client."""

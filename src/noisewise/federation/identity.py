@@ -18,6 +18,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from noisewise.aggregation.methods import Method
+from noisewise.data.examples import Examples
 from noisewise.federation.attacks import Attack
 from noisewise.federation.clients import Client
 from noisewise.federation.evaluation import Metric
@@ -26,7 +27,7 @@ from noisewise.federation.settings import TrainingSettings
 from noisewise.privacy.plan import LocalPlan
 from noisewise.training.gradients import Loss
 
-__all__ = ["fingerprint"]
+__all__ = ["add_records", "fingerprint", "without_address"]
 
 _NOT_YOURS = ("builtins", "noisewise", "torch")
 
@@ -59,13 +60,13 @@ def fingerprint(
         "plans": [asdict(plan) for plan in plans],
         "method": [
             method.name,
-            _without_address(method.aggregator),
+            without_address(method.aggregator),
             [method.normalise, method.server_rate, method.average_rounds],
         ],
         "attacks": [asdict(attack) for attack in attacks],
         "settings": asdict(settings),
         "seed": seed,
-        "functions": [_without_address(loss), _without_address(metric)],
+        "functions": [without_address(loss), without_address(metric)],
     }
     layers = {type(layer): None for layer in model.modules()}
     yours = [code for part in (method.aggregator, loss, metric, *layers) for code in _yours(part)]
@@ -75,10 +76,15 @@ def fingerprint(
     digest.update(theta.cpu().numpy().tobytes())
     for client in clients:
         for examples in (client.data.train, client.data.test):
-            digest.update(np.ascontiguousarray(examples.inputs).tobytes())
-            digest.update(examples.targets.tobytes())
-            digest.update(repr(examples.scaling).encode())
+            add_records(digest, examples)
     return digest.hexdigest()
+
+
+def add_records(digest: hashlib._Hash, examples: Examples) -> None:
+    """Feed records to a hash, with their scaling."""
+    digest.update(np.ascontiguousarray(examples.inputs).tobytes())
+    digest.update(examples.targets.tobytes())
+    digest.update(repr(examples.scaling).encode())
 
 
 def _yours(part: object) -> list[str]:
@@ -108,10 +114,10 @@ def _attributes(part: object) -> list[tuple[str, object]]:
 def _words(value: object) -> str:
     """A repr that is the same in every process: sets have no order of their own."""
     if isinstance(value, (set, frozenset)):
-        return str(sorted(map(_without_address, value)))
-    return _without_address(value)
+        return str(sorted(map(without_address, value)))
+    return without_address(value)
 
 
-def _without_address(thing: object) -> str:
+def without_address(thing: object) -> str:
     """The repr of an object without the memory address, which differs between processes."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(thing))

@@ -17,15 +17,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
 from torch import Tensor
 
 from noisewise.data.datasets import Examples
 from noisewise.federation.evaluation import Scores
 from noisewise.federation.executors import SerialExecutor, Workload
+from noisewise.federation.identity import add_records
 from noisewise.randomness import SeededRandom
 from noisewise.training.engine.linear import is_linear
-from noisewise.training.local import TensorData
+from noisewise.training.local import TensorData, per_step
 from noisewise.training.paired import FlatRecords, paired_key, paired_linear_updates
 
 __all__ = ["LockStep", "MakeExecutor", "Seat", "in_lock_step"]
@@ -189,9 +189,8 @@ class _SeatedExecutor(SerialExecutor):
 
 def _digest(examples: Examples) -> str:
     """Equal for equal records."""
-    digest = hashlib.sha256(np.ascontiguousarray(examples.inputs).tobytes())
-    digest.update(examples.targets.tobytes())
-    digest.update(repr((examples.inputs.shape, examples.scaling)).encode())
+    digest = hashlib.sha256(repr(examples.inputs.shape).encode())
+    add_records(digest, examples)
     return digest.hexdigest()
 
 
@@ -236,6 +235,6 @@ def _group(requests: list[_Request], tasks: list[tuple[int, int]]) -> list[Tenso
         SeededRandom(works[0].seed, first.round_number, works[0].clients[member].spec.id),
     )
     return [
-        update / plan.steps_per_round if work.normalise else update
+        per_step(update, plan) if work.normalise else update
         for update, work, plan in zip(updates, works, plans, strict=True)
     ]

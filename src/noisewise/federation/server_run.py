@@ -14,13 +14,11 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from noisewise.aggregation.base import Disclosure
@@ -28,9 +26,9 @@ from noisewise.aggregation.methods import Method
 from noisewise.checks import positive_int
 from noisewise.errors import InvalidValueError, NoisewiseError
 from noisewise.federation.checkpoint import RunFolder, Snapshot
-from noisewise.federation.results import RoundRecord, RunResult, Status, to_json
+from noisewise.federation.identity import without_address
+from noisewise.federation.results import RoundRecord, RunResult, Status
 from noisewise.federation.server import ServerStep, server_step
-from noisewise.storage import write_atomic
 
 __all__ = ["PUBLIC_RECORDS", "ServerRun", "Spool", "Survey", "check_needs"]
 
@@ -107,12 +105,7 @@ class Spool:
     def __enter__(self) -> Spool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         self._place.cleanup()
 
 
@@ -190,7 +183,8 @@ class ServerRun:
         self.status: Status = "unfinished"
         self._files = None
         if folder is not None:
-            parts = [method.name, repr(method.aggregator), method.normalise, method.server_rate]
+            rule = without_address(method.aggregator)
+            parts = [method.name, rule, method.normalise, method.server_rate]
             mark = hashlib.sha256(json.dumps([*map(str, parts), identity]).encode())
             self._files = RunFolder(folder, mark.hexdigest())
             self._resume(theta)
@@ -213,7 +207,7 @@ class ServerRun:
             _log.warning("%s: going on after round %d", self._files.path, self.snapshot.round)
         if not self.ended:
             self._files.result_file.unlink(missing_ok=True)
-        self._write_start()
+        self._files.begin(self.result().summary() | {"status": "unfinished"})
 
     def play(
         self,
@@ -267,10 +261,7 @@ class ServerRun:
             self.status = "finished"
         result = self.result()
         if self._files:
-            model = {"theta": self.snapshot.released.cpu().contiguous()}
-            write_atomic(self._files.path / "model.safetensors", save_tensors(model))
-            summary = result.summary() | {"fingerprint": self._files.fingerprint}
-            write_atomic(self._files.result_file, (to_json(summary, indent=1) + "\n").encode())
+            self._files.finish(result.summary(), self.snapshot.released)
         return result
 
     def result(self) -> RunResult:
@@ -286,11 +277,6 @@ class ServerRun:
             settings=self._settings,
             needs=tuple(sorted(need.value for need in self.method.aggregator.needs)),
         )
-
-    def _write_start(self) -> None:
-        assert self._files is not None
-        summary = self.result().summary() | {"status": "unfinished"}
-        write_atomic(self._files.start_file, (to_json(summary, indent=1) + "\n").encode())
 
     def _untold(self, clients: Iterable[str]) -> dict[str, str]:
         """Clients without which a declared need cannot be met, and which it is."""

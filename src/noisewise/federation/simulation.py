@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
-from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -28,13 +27,12 @@ from noisewise.federation.executors import (
     one_thread,
 )
 from noisewise.federation.identity import fingerprint
-from noisewise.federation.results import RoundRecord, RunResult, Status, load_result, to_json
+from noisewise.federation.results import RoundRecord, RunResult, Status, load_result
 from noisewise.federation.rounds import Federation, choose_members, play_round
 from noisewise.federation.settings import TrainingSettings
 from noisewise.federation.timing import Stopwatch
 from noisewise.privacy.budget import overall_guarantee
 from noisewise.privacy.plan import LocalPlan, non_private_plan
-from noisewise.storage import write_atomic
 from noisewise.training.gradients import Loss
 from noisewise.training.parameters import ParameterLayout, check_model
 
@@ -176,8 +174,7 @@ def _all_rounds(
         average = None if snapshot.average is None else snapshot.average.to(theta)
         snapshot = replace(snapshot, theta=snapshot.theta.to(theta), average=average)
     if files:
-        start = _result(federation, (), "unfinished").summary()
-        write_atomic(files.start_file, (to_json(start, indent=1) + "\n").encode())
+        files.begin(_result(federation, (), "unfinished").summary())
     for record in records:
         if on_round:
             on_round(record)
@@ -200,7 +197,7 @@ def _all_rounds(
             break
     result = _result(federation, tuple(records), status)
     if files:
-        _write(files, result, snapshot.released)
+        files.finish(result.summary(), snapshot.released)
     return result
 
 
@@ -233,13 +230,6 @@ def _result(federation: Federation, records: tuple[RoundRecord, ...], status: St
         },
         needs=tuple(sorted(need.value for need in federation.method.aggregator.needs)),
     )
-
-
-def _write(files: RunFolder, result: RunResult, theta: Tensor) -> None:
-    """The trained parameters, then the result, whose presence says that the run is complete."""
-    write_atomic(files.path / "model.safetensors", save_tensors({"theta": theta.cpu()}))
-    summary = result.summary() | {"fingerprint": files.fingerprint}
-    write_atomic(files.result_file, (to_json(summary, indent=1) + "\n").encode())
 
 
 def _finished(files: RunFolder) -> RunResult | None:

@@ -14,7 +14,7 @@ from noisewise.training.engine import FastGradients, make_engine
 from noisewise.training.gradients import GradientEngine, Loss
 from noisewise.training.torch_random import torch_seed
 
-__all__ = ["LocalUpdate", "TensorData", "local_update"]
+__all__ = ["LocalUpdate", "TensorData", "local_update", "per_step"]
 
 DEFAULT_PHYSICAL_BATCH = 256
 _BLOCK = 1 << 18
@@ -84,6 +84,11 @@ def local_update(
             _add_noisy_sum(engine, current, data, plan, rng, step, physical_batch, total)
             point.add_(total, alpha=-step_size)
     return LocalUpdate(point.sub_(start).to(theta.dtype))
+
+
+def per_step(delta: Tensor, plan: LocalPlan) -> Tensor:
+    """The update divided by its number of steps, as clients of NoiseWise send it."""
+    return delta / plan.steps_per_round
 
 
 def _add_noisy_sum(

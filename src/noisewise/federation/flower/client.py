@@ -26,7 +26,7 @@ from noisewise.federation.flower.records import to_record
 from noisewise.federation.flower.site import Site, load_site
 from noisewise.privacy.ledger import SealedReply
 from noisewise.randomness import SecureRandom
-from noisewise.training.local import local_update
+from noisewise.training.local import local_update, per_step
 from noisewise.training.parameters import ParameterLayout
 
 __all__ = ["NOT_TAKING_PART", "REFUSED", "answer", "make_client_app", "site_reply"]
@@ -143,7 +143,7 @@ def site_reply(site: Site, instruction: Instruction) -> Tensor:
             SecureRandom(),
             physical_batch=site.config.training.physical_batch,
         )
-        delta = made.delta / site.plan.steps_per_round if normalise else made.delta
+        delta = per_step(made.delta, site.plan) if normalise else made.delta
         return decode(ledger.seal(granted, encode({"delta": delta.contiguous()})))["delta"]
 
 
