@@ -85,6 +85,14 @@ def test_columns_have_the_papers_settings() -> None:
     assert [c.config.training.learning_rate for c in search] == list(learning_rate_grid("mnist"))
 
 
+def test_a_learning_rate_of_the_callers_counts_for_all_methods() -> None:
+    wishes = Wishes(columns=("Dist6",), settings={"training.learning_rate": 0.01})
+    (own,) = make_columns(load_artefact("accuracy-mnist"), wishes)
+    assert own.config.training.learning_rate == 0.01
+    assert {job.method.learning_rate for job in own.jobs} == {None}
+    assert cell_name(own) != cell_name(column("accuracy-mnist", "Dist6"))
+
+
 def test_artefacts_share_cells_and_different_settings_do_not() -> None:
     cell = cell_name(column("accuracy-mnist", "Dist6"))
     assert cell == cell_name(column("convergence-curves", "Dist6"))

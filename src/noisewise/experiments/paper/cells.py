@@ -135,13 +135,14 @@ def _column(artefact: Artefact, name: str, wishes: Wishes, rate: float | None = 
     )
     seeds = config.compare.seeds if wishes.seeds is None else wishes.seeds
     first = name == next(iter(sweep.columns))
+    published = rate is None and "training.learning_rate" not in wishes.changes
     jobs = tuple(
-        Job(_method(artefact, name, method, rate), config.seed + number)
+        Job(_method(artefact, name, method, published), config.seed + number)
         for number in range(seeds)
         for method in methods
         if first or _matters(sweep.told, method)
     )
-    return Column(name, config, jobs, rate, _rates(artefact, name) if rate is None else "")
+    return Column(name, config, jobs, rate, _rates(artefact, name) if published else "")
 
 
 def _matters(told: str | None, method: str) -> bool:
@@ -154,11 +155,14 @@ def _rates(artefact: Artefact, column: str) -> str:
     return f"{dataset} {key or column}" if dataset else ""
 
 
-def _method(artefact: Artefact, column: str, method: str, rate: float | None) -> MethodConfig:
-    """A method with the paper's learning rate for the column, where it prints one."""
+def _method(artefact: Artefact, column: str, method: str, published: bool) -> MethodConfig:
+    """A method with the paper's learning rate for the column, where it prints one.
+
+    Not so in a search for rates, and not if the caller sets one for all methods.
+    """
     make_method(method)  # an unknown name fails now
     dataset = artefact.about.learning_rates
-    if rate is not None or dataset is None:
+    if not published or dataset is None:
         return MethodConfig(name=method)
     rates = published_learning_rates(dataset).get(method, {})
     key = artefact.about.learning_rate_columns.get(column, column)
