@@ -85,7 +85,8 @@ def test_updates_agree_with_runs_alone(clip_norm: float) -> None:
     for theta, plan, rate, update in zip(thetas, plans, rates, together, strict=True):
         loss = torch.nn.functional.cross_entropy
         alone = local_update(model, theta, data, plan, rate, loss, SeededRandom(1, 2, "a")).delta
-        assert torch.linalg.norm(update - alone) <= 2e-6 * torch.linalg.norm(alone)
+        rounding = 2e-6 * torch.linalg.norm(alone) + 2e-7 * torch.linalg.norm(theta)
+        assert torch.linalg.norm(update - alone) <= rounding
 
 
 def test_whole_runs_agree() -> None:

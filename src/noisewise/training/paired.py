@@ -23,7 +23,7 @@ __all__ = ["FlatRecords", "paired_key", "paired_linear_updates"]
 
 @dataclass(frozen=True)
 class FlatRecords:
-    """A client's records, made ready once: inputs [n, d], targets [n] and ||(x, 1)||^2 [n]."""
+    """A client's records, made ready once: (x, 1) [n, d + 1], targets [n], ||(x, 1)||^2 [n]."""
 
     inputs: Tensor
     targets: Tensor
@@ -32,8 +32,9 @@ class FlatRecords:
     @classmethod
     def of(cls, data: TensorData) -> FlatRecords:
         """From records of any shape, on a processor."""
-        inputs = data.inputs.flatten(1)
-        return cls(inputs, data.targets, inputs.double().square().sum(1) + 1.0)
+        flat = data.inputs.flatten(1)
+        inputs = torch.cat([flat, flat.new_ones(len(flat), 1)], 1)
+        return cls(inputs, data.targets, inputs.double().square().sum(1).to(flat.dtype))
 
 
 def paired_key(plan: LocalPlan) -> tuple[float, float, int, float | None]:
@@ -52,6 +53,9 @@ def paired_linear_updates(
 ) -> list[Tensor]:
     """The updates that `local_update` gives for each run alone, up to rounding.
 
+    For simulations: sums are taken in the records' precision, not in float64 as in `local_update`,
+    whose bound on what one record can do to a sum holds for a deployed client.
+
     Args:
         thetas: [p] each, the runs' global parameters: weights [classes, d], then biases [classes].
         classes: outputs of the linear layer.
@@ -60,31 +64,35 @@ def paired_linear_updates(
         learning_rates: eta of each run.
         rng: the randomness that the runs share.
     """
-    runs, plan = len(thetas), plans[0]
-    start = torch.stack([theta.detach() for theta in thetas]).double()  # [runs, p]
-    inner = start.shape[1] - classes
-    weights = start[:, :inner].reshape(runs * classes, -1).clone()
-    biases = start[:, inner:].clone()
+    runs, plan, wide = len(thetas), plans[0], data.inputs.dtype
+    start = torch.stack([_with_bias(theta.detach().to(wide), classes) for theta in thetas])
+    layers = start.flatten(0, 1).clone()  # [runs * classes, d + 1]
     steps = torch.tensor(learning_rates, dtype=torch.float64) / plan.expected_batch
     noise_steps = steps * torch.tensor([p.noise_std for p in plans], dtype=torch.float64)
+    steps, noise_steps = steps.to(wide)[:, None], noise_steps.to(wide)
     for step in range(plan.steps_per_round):
         index = torch.from_numpy(rng.poisson_sample(step, len(data.targets), plan.sample_rate))
-        if len(index):
+        if batch := len(index):
             x = data.inputs.index_select(0, index)
-            outputs = (x @ weights.to(x.dtype).t()).view(-1, runs, classes)
-            slopes = torch.softmax(outputs.double() + biases, 2)
-            slopes.scatter_(
-                2, data.targets[index][:, None, None].expand(-1, runs, 1), -1.0, reduce="add"
-            )
-            norms = slopes.square().sum(2) * data.lengths[index][:, None]  # [b, runs]
-            slopes *= (clip_factors(norms, plan.clip_norm) * steps)[:, :, None]
-            if not torch.isfinite(norms.sum()):  # a run that diverges leaves the others alone
+            slopes = torch.softmax((layers @ x.t()).view(runs, classes, batch), 1)
+            slopes[:, data.targets[index], torch.arange(batch)] -= 1.0
+            norms = slopes.square().sum(1) * data.lengths[index]  # [runs, batch]
+            slopes *= (clip_factors(norms, plan.clip_norm) * steps)[:, None]
+            if not torch.isfinite(norms.sum()):  # such records count for nothing, as in clipping
                 slopes.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-            weights.addmm_(slopes.view(-1, runs * classes).t(), x.double(), alpha=-1.0)
-            biases -= slopes.sum(0)
+            layers.addmm_(slopes.view(runs * classes, batch), x, alpha=-1.0)
         if noise_steps.any():
-            noise = torch.from_numpy(rng.normal(step, start.shape[1])).double()
-            weights.view(runs, inner).addr_(noise_steps, noise[:inner], alpha=-1.0)
-            biases.addr_(noise_steps, noise[inner:], alpha=-1.0)
-    end = torch.cat([weights.view(runs, inner), biases], 1)
-    return [change.to(theta.dtype) for change, theta in zip(end - start, thetas, strict=True)]
+            noise = torch.from_numpy(rng.normal(step, len(thetas[0]))).to(wide)
+            flat = _with_bias(noise, classes).flatten()
+            layers.view(runs, -1).addr_(noise_steps, flat, alpha=-1.0)
+    changes = layers.view(start.shape) - start
+    return [
+        torch.cat([change[:, :-1].flatten(), change[:, -1]]).to(theta.dtype)
+        for change, theta in zip(changes, thetas, strict=True)
+    ]
+
+
+def _with_bias(theta: Tensor, classes: int) -> Tensor:
+    """[classes, d + 1]: weights with the biases as a last column."""
+    inner = len(theta) - classes
+    return torch.cat([theta[:inner].view(classes, -1), theta[inner:, None]], 1)
