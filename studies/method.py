@@ -28,10 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from noisewise.aggregation.methods import make_method
+from noisewise.experiments.comparison import warm_up
 from noisewise.experiments.config import ExperimentConfig, MethodConfig, load_config
 from noisewise.experiments.runner import Job, run
-from noisewise.experiments.setup import make_plans, make_population
 from noisewise.federation.lockstep import MakeExecutor, in_lock_step
 from noisewise.federation.results import RunResult, to_json
 from noisewise.storage import write_atomic
@@ -208,9 +207,9 @@ def play_all(trials: list[Trial]) -> list[RunResult]:
     """Runs in lock step, not too many at once."""
     alike = {(trial.cell.method, str(trial.cell.overrides)): trial for trial in trials}
     for trial in alike.values():
-        config, job = trial.what()  # calibrated once, in turn, and then from the cache
-        clients = make_population(config, job.seed)
-        make_plans(config, clients, make_method(job.method.name, job.method.options))
+        config, job = trial.what()
+        for _ in warm_up(config, [job]):  # once, not by each of the runs at the same time
+            pass
     parts = [trials[k : k + TOGETHER] for k in range(0, len(trials), TOGETHER)]
     return [result for part in parts for result in in_lock_step([t.play for t in part])]
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from noisewise.aggregation.methods import METHODS
 from noisewise.errors import InvalidValueError
+from noisewise.experiments.comparison import warm_up
 from noisewise.experiments.config import AttackConfig, ExperimentConfig, MethodConfig
 from noisewise.experiments.runner import Job, run, training_loss
 from noisewise.experiments.setup import make_initial_model
@@ -118,6 +119,9 @@ def _run_group(group: Sequence[AttackCell], folder: Path, workers: int) -> list[
     if len(group) == 1:
         (cell,) = group
         return [run(cell.config, cell.job, folder=folder / cell.folder_name, workers=workers)]
+
+    for _ in warm_up(group[0].config, [cell.job for cell in group]):  # once, not by each of them
+        pass
 
     def play(cell: AttackCell) -> Callable[[MakeExecutor], RunResult]:
         path = folder / cell.folder_name
