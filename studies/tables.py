@@ -250,9 +250,10 @@ def page() -> str:
         ("Part by part", ablation(softmax)),
     ):
         if cells:
-            rows = list(dict.fromkeys(row for _, row in cells))
+            known = list(dict.fromkeys(row for _, row in cells))
+            rows = [m for m in METHODS if m in known] + [row for row in known if row not in METHODS]
             columns = [d for d in DISTS if any(key[0] == d for key in cells)]
-            out += [f"### {title}", "", *grid(cells, rows, columns, "cell"), ""]
+            out += [f"### {title}", "", *grid(cells, rows, columns, "method"), ""]
             out += [provenance(cells), ""]
     if moments := read("accountant"):
         out += ["### The accountant as a step of its own", ""]
