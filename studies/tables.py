@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from method import PARTS, result_file
 
-from noisewise.report.chart import new_axes, save_figure
+from noisewise.report.chart import MUTED, label_ends, method_looks, new_axes, save_figure
 from noisewise.storage import write_atomic
 
 ROOT = Path(__file__).parents[1]
@@ -125,25 +126,53 @@ def curves(part: str, name: str) -> list[str]:
     lines = []
     for dist in dists:
         figure, axes = new_axes(7.0, 4.0)
+        looks, ends = method_looks(METHODS), {}
         for (own, method), runs in cells.items():
             if own != dist:
                 continue
             rounds = [point[0] for point in runs[0]["curve"]]
             values = 100 * np.mean([[p[1] for p in run["curve"]] for run in runs], axis=0)
-            (line,) = axes.plot(rounds, values, lw=1.8)
-            axes.annotate(
-                method, (rounds[-1], values[-1]), (4, 0), textcoords="offset points",
-                color=line.get_color(), va="center", fontsize=9, annotation_clip=False,
-            )  # fmt: skip
+            axes.plot(rounds, values, lw=1.8, color=looks[method].colour)
+            ends[method] = (rounds[-1], float(values[-1]))
         axes.set_xlabel("round")
         axes.set_ylabel("accuracy on held-out records [%]")
-        axes.grid(axis="y", alpha=0.25)
         axes.set_title(f"{dist}, {name}", fontsize=10, loc="left")
-        _, *others = save_figure(figure, ROOT / "docs" / "images", f"study-{part}-{dist.lower()}")
-        for file in others:  # the page needs one
-            file.unlink()
-        lines.append(f"![{name}, {dist}](images/study-{part}-{dist.lower()}.png)")
+        label_ends(axes, ends, {method: looks[method].text for method in ends}, height=4.0)
+        lines.append(picture(figure, f"study-{part}-{dist.lower()}", f"{name}, {dist}"))
     return lines
+
+
+def picture(figure: Figure, name: str, words: str) -> str:
+    """Save a figure beside the page, and the Markdown that shows it."""
+    _, *others = save_figure(figure, ROOT / "docs" / "images", name)
+    for file in others:  # the page needs one
+        file.unlink()
+    return f"![{words}](images/{name}.png)"
+
+
+def gains(cells: Cells, part: str) -> list[str]:
+    """Every population's difference to Robust-HDP, as a figure, once all seeds of it are there."""
+    shown = ["NoiseWise", "BudgetAvg", "WeiAvg", "DPFedAvg"]
+    if any((dist, method) not in cells for dist in DISTS for method in [*shown, "RobustHDP"]):
+        return []
+    figure, axes = new_axes(7.0, 3.6)
+    looks, ends = method_looks(METHODS), {}
+    axes.axhline(0, color=MUTED, lw=1)
+    for number, method in enumerate(shown):
+        pairs = [against(cells[dist, method], cells[dist, "RobustHDP"]) for dist in DISTS]
+        places = np.arange(len(DISTS)) + 0.14 * (number - 1.5)
+        values, errors = np.array(pairs).T
+        axes.errorbar(
+            places, values, np.nan_to_num(errors), fmt=looks[method].marker, ms=5, lw=1,
+            color=looks[method].colour,
+        )  # fmt: skip
+        ends[method] = (places[-1], values[-1])
+    axes.set_xticks(range(len(DISTS)), DISTS)
+    axes.set_ylabel("accuracy less Robust-HDP's [points]")
+    colours = {method: looks[method].text for method in shown}
+    label_ends(axes, ends, colours, height=3.6)
+    words = "Accuracy less Robust-HDP's for each population, with standard errors over seeds"
+    return ["", picture(figure, f"study-{part}-gains", words)]
 
 
 def half_time(cells: Cells) -> list[str]:
@@ -234,6 +263,7 @@ def page() -> str:
     out = ["## Results", "", intro, "", *unfinished()]
     out += ["### Softmax regression, MNIST, 20 clients, iid, mixed batches", ""]
     out += [*grid(softmax, METHODS, DISTS, "method"), "", provenance(softmax), *verdict(softmax)]
+    out += gains(softmax, "softmax")
     out += ["", "Share of the attainable signal-to-noise ratio (weights from estimates, ratio from "
             "true noise; mean over rounds):", "", *shares(softmax), ""]  # fmt: skip
     if cnn:
@@ -243,6 +273,7 @@ def page() -> str:
     if hetero:
         out += ["### 60 clients, at most 8 labels each, mixed batches", ""]
         out += [*grid(hetero, METHODS, DISTS, "method"), "", provenance(hetero), *verdict(hetero)]
+        out += gains(hetero, "hetero")
         out += ["", "Robust-HDP's weights come from the first round here, as in the authors' code "
                 "(see the ablation for what that changes).", ""]  # fmt: skip
     for title, cells in (
