@@ -162,7 +162,6 @@ class TestWeights:
         [
             {"smooth": 0}, {"spread": "guessed"}, {"spread": -1}, {"spread": True},
             {"target": "epsilon"}, {"signal": "steps"},
-            {"estimator": "norm", "signal": "loadings"},
         ],
     )  # fmt: skip
     def test_bad_options_are_named(self, options: dict[str, object]) -> None:

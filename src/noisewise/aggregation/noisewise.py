@@ -9,7 +9,7 @@ it undoes the bias towards clients that take more steps.) See docs/noisewise_met
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,14 +26,13 @@ from noisewise.checks import positive_int
 from noisewise.errors import InvalidValueError
 from noisewise.noise.estimate import Estimator, NoiseEstimate
 from noisewise.noise.factor import Factor
+from noisewise.noise.signal import SignalTracker
 from noisewise.noise.smoothing import NoiseTracker
 from noisewise.noise.spread import SpreadTracker
 
 __all__ = ["NoiseWise"]
 
 Vector = NDArray[np.float64]
-
-_LEAST_SIGNAL = 0.05  # of the median: a loading below it is noise
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class NoiseWise:
         target: what the weights should be if there were no noise: ``"uniform"``, or by the numbers
             of ``"examples"``, which clients then have to disclose.
         signal: ``"equal"`` for updates that are divided by their steps; ``"loadings"`` estimates
-            each update's share of the common signal by the factor model where they are not.
+            each update's share of the common signal where they are not (`SignalTracker`).
         guard: screening and bounds against hostile clients.
     """
 
@@ -73,10 +72,6 @@ class NoiseWise:
             raise InvalidValueError("target", self.target, "must be uniform or examples")
         if self.signal not in ("equal", "loadings"):
             raise InvalidValueError("signal", self.signal, "must be equal or loadings")
-        if self.signal == "loadings" and not isinstance(self.estimator, Factor):
-            raise InvalidValueError(
-                "estimator", self.estimator.name, "must be factor, whose loadings are asked for"
-            )
 
     @property
     def needs(self) -> frozenset[Disclosure]:
@@ -102,7 +97,7 @@ class NoiseWise:
         tracker = NoiseTracker(self.estimator, memory=self.smooth)
         noise, noise_state = tracker.estimate(values, ids, _part(state, "noise"))
         variance = noise.variance if self.guard is None else self.guard.variance(noise.variance)
-        scale, scale_state = self._scale(noise, ids, _part(state, "scale"))
+        scale, scale_state = self._scale(values, ids, variance, _part(state, "scale"))
         spread, spread_state = self._spread(values, ids, variance, scale, _part(state, "spread"))
         empty = ~(values != 0).any(dim=0).cpu().numpy()
         weights = noise_and_bias_weights(
@@ -135,31 +130,12 @@ class NoiseWise:
         return found.value, following
 
     def _scale(
-        self, noise: NoiseEstimate, ids: tuple[str, ...], state: State
+        self, values: Tensor, ids: tuple[str, ...], variance: Vector, state: State
     ) -> tuple[Vector, State]:
         """Each update's share of the common signal, over the median share."""
         if self.signal == "equal":
             return np.ones(len(ids)), {}
-        known: dict[str, tuple[float, float]] = {}
-        if state:
-            columns = (state["ids"], state["level"], state["count"])
-            known = {str(i): (float(s), float(c)) for i, s, c in zip(*columns, strict=True)}
-        loadings = np.asarray(noise.details.get("loadings", np.zeros((len(ids), 0))))
-        if loadings.shape[1]:
-            common = loadings[:, 0] * np.sign(np.median(loadings[:, 0]) or 1.0)
-            level = float(np.median(common))
-            fresh = common / level if level > 0 else np.ones(len(ids))
-            for client, share in zip(ids, fresh, strict=True):
-                before, count = known.get(client, (0.0, 0.0))
-                count += 1
-                known[client] = (before + (float(share) - before) / min(count, self.smooth), count)
-        following: dict[str, NDArray[Any]] = {
-            "ids": np.array(list(known), dtype=np.str_),
-            "level": np.array([share for share, _ in known.values()]),
-            "count": np.array([count for _, count in known.values()]),
-        }
-        scale = np.array([known.get(client, (1.0, 0.0))[0] for client in ids])
-        return np.maximum(scale, _LEAST_SIGNAL), following
+        return SignalTracker().estimate(values, ids, variance, state)
 
 
 def _part(state: State, name: str) -> State:

@@ -6,6 +6,7 @@ from noisewise.noise.estimate import Estimator, Matrix, NoiseEstimate
 from noisewise.noise.factor import Factor
 from noisewise.noise.norm import Norm
 from noisewise.noise.pcp import PCP, PCPResult, principal_component_pursuit
+from noisewise.noise.signal import SignalTracker
 from noisewise.noise.smoothing import NoiseTracker
 from noisewise.noise.spread import SpreadTracker
 from noisewise.noise.table import ESTIMATORS, make_estimator
@@ -31,6 +32,7 @@ __all__ = [
     "Norm",
     "PCPResult",
     "RowSource",
+    "SignalTracker",
     "SpreadTracker",
     "Updates",
     "aggregate_noise",
