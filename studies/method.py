@@ -1,6 +1,6 @@
 """The study of docs/noisewise_method.md: pilots for learning rates, then all cells, resumably.
 
-    python studies/method.py softmax cnn hetero ablation accountant [--workers 2] [--minutes 90]
+    python studies/method.py softmax cnn hetero ablation accountant ... [--workers 2] [--minutes 90]
 
 Every cell (population, method, seed) is a run of a config in configs/study/ and leaves one small
 JSON file under studies/results/, which is committed; a cell with such a file is not run again, and
@@ -150,6 +150,18 @@ def ablation() -> Iterator[Cell]:
                 )  # fmt: skip
 
 
+def ablation_60() -> Iterator[Cell]:
+    """The parts that clients with different data are for; the whole method is in `hetero`."""
+    for seed in range(3):
+        for dist in ("Dist2", "Dist4", "Dist6", "Dist9"):
+            for label in ("without smoothing", "without spread", "with norms"):
+                method, options = ABLATION[label]
+                yield Cell(
+                    "ablation_60", f"{dist}-{label}", "softmax_60.toml",
+                    {"population.epsilon": dist}, method, RATES, seed, options,
+                )  # fmt: skip
+
+
 def accountant() -> Iterator[Cell]:
     """The accountant as a step of its own: the paper's `moments` against `pld`."""
     for seed in range(3):
@@ -164,7 +176,7 @@ def accountant() -> Iterator[Cell]:
 
 PARTS = {
     f.__name__: f
-    for f in (softmax, cnn, hetero, two_labels, ablation, accountant)
+    for f in (softmax, cnn, hetero, two_labels, ablation, ablation_60, accountant)
 }  # fmt: skip
 
 

@@ -189,17 +189,16 @@ def half_time(cells: Cells) -> list[str]:
     return [f"Robust-HDP's final accuracy was reached by NoiseWise in {'; '.join(words)}.", ""]
 
 
-def ablation(softmax: Cells) -> Cells:
+def ablation(part: str, whole: Cells) -> Cells:
     """The variants, beside the whole methods that they vary; nothing before there are some."""
-    variants = read("ablation")
-    whole = {"NoiseWise": "NoiseWise", "Robust-HDP": "RobustHDP"}
+    variants, names = read(part), {"NoiseWise": "NoiseWise", "Robust-HDP": "RobustHDP"}
     found = {
-        (dist, name): softmax[dist, method]
-        for name, method in whole.items()
+        (dist, name): whole[dist, method]
+        for name, method in names.items()
         for dist in dict.fromkeys(dist for dist, _ in variants)
-        if softmax.get((dist, method))
+        if whole.get((dist, method))
     }
-    order = [*whole, *dict.fromkeys(name for _, name in variants)]
+    order = [*names, *dict.fromkeys(name for _, name in variants)]
     both = found | variants
     return {key: both[key] for key in sorted(both, key=lambda k: (order.index(k[1]), k[0]))}
 
@@ -278,7 +277,8 @@ def page() -> str:
                 "(see the ablation for what that changes).", ""]  # fmt: skip
     for title, cells in (
         ("Two labels a client: how far it breaks", read("two_labels")),
-        ("Part by part", ablation(softmax)),
+        ("Part by part, 20 clients, iid", ablation("ablation", softmax)),
+        ("Part by part, 60 clients, at most 8 labels each", ablation("ablation_60", hetero)),
     ):
         if cells:
             known = list(dict.fromkeys(row for _, row in cells))
