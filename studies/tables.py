@@ -198,9 +198,7 @@ def ablation(part: str, whole: Cells) -> Cells:
         for dist in dict.fromkeys(dist for dist, _ in variants)
         if whole.get((dist, method))
     }
-    order = [*names, *dict.fromkeys(name for _, name in variants)]
-    both = found | variants
-    return {key: both[key] for key in sorted(both, key=lambda k: (order.index(k[1]), k[0]))}
+    return found | variants
 
 
 def accountants(moments: Cells, pld: Cells) -> list[str]:

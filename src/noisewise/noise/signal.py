@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from noisewise.noise.blocks import Updates
 from noisewise.noise.gram import gram_matrix
+from noisewise.noise.spread import precisions
 
 __all__ = ["SignalTracker"]
 
@@ -49,7 +50,7 @@ class SignalTracker:
             [n] scales > 0 with a median of 1 (all 1 while nothing is known), and the next state.
         """
         gram = gram_matrix(updates)
-        precision = np.where(variance > 0, 1 / np.maximum(variance, 1e-300), 0.0)
+        precision = precisions(variance)
         known = {name: dict(zip(state["ids"], state[name], strict=True)) if state else {}
                  for name in _COLUMNS}  # fmt: skip
         for name, values in _of_round(gram.matrix, gram.rows, variance, precision).items():

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from noisewise.checks import positive_int
 
-__all__ = ["SpreadEstimate", "SpreadTracker"]
+__all__ = ["SpreadEstimate", "SpreadTracker", "precisions"]
 
 State = Mapping[str, NDArray[Any]]
 
@@ -77,7 +77,7 @@ class SpreadTracker:
         p = updates.shape[0]
         kept = np.unique(np.linspace(0, p - 1, min(p, self.coordinates)).astype(np.int64))
         rows = updates[kept].double().cpu().numpy() * np.sqrt(p / len(kept))
-        precision = np.where(variance > 0, 1 / np.maximum(variance, 1e-300), 0.0)
+        precision = precisions(variance)
         value = float(state["value"][0]) if state else 0.0
         count = float(state["count"][0]) if state else 0.0
         before = [str(client) for client in state["ids"]] if state else []
@@ -96,6 +96,11 @@ class SpreadTracker:
             "count": np.array([count]),
         }
         return SpreadEstimate(max(value, 0.0), count), following
+
+
+def precisions(variance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """1/v, and 0 for an update without noise, of which nothing is known."""
+    return np.where(variance > 0, 1 / np.maximum(variance, 1e-300), 0.0)
 
 
 def _own_part(
