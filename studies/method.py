@@ -1,14 +1,17 @@
 """The study of docs/noisewise_method.md: pilots for learning rates, then all cells, resumably.
 
     python studies/method.py softmax cnn hetero ablation accountant ... [--workers 2] [--minutes 90]
+    python studies/method.py softmax --dists Dist6 --seeds 7,8 --results runs/again
 
 Every cell (population, method, seed) is a run of a config in configs/study/ and leaves one small
 JSON file under studies/results/, which is committed; a cell with such a file is not run again, and
 one that was interrupted goes on from its checkpoint under runs/study/. Learning rates come from
-pilots of 40 rounds with a seed of their own, six trials for every method, chosen by the loss on
-training records: no held-out record takes part in the choice. Cells of softmax regression that
-share config and seed run in lock step (`noisewise.federation.lockstep`), several times as fast as
-`noisewise run`, with which they agree up to rounding.
+pilots of 40 rounds with a seed of their own: six trials for every method, and more as long as the
+best of them is the largest or the smallest. They are chosen by the loss on training records. (The
+pilots have a split of their own as well, so most records that a run holds out are among those that
+the pilots trained on: for all methods alike.) Cells of softmax regression that share config and
+seed run in lock step (`noisewise.federation.lockstep`), several times as fast as `noisewise run`,
+with which they agree up to rounding.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +42,8 @@ ROOT = Path(__file__).parents[1]
 RESULTS, RUNS = ROOT / "studies" / "results", ROOT / "runs" / "study"
 PILOT_ROUNDS, PILOT_SEED = 40, 1000
 RATES = (0.003, 0.01, 0.03, 0.1)  # the pilots of softmax regression, and then
-FINER = 1.8  # this factor below and above the best of them
+FINER = 1.8  # this factor below and above the best of them, and on, if that is at an end
+MOST_PILOTS = 12
 TOGETHER = 63  # runs in lock step: each needs about 90 MB
 DISTS = [f"Dist{k}" for k in (6, 9, 1, 3, 5, 8, 2, 4, 7)]
 METHODS = ["NoiseWise", "RobustHDP", "WeiAvg", "DPFedAvg", "BudgetAvg", "PFA", "MinEpsilon"]
@@ -115,13 +119,15 @@ def hetero() -> Iterator[Cell]:
 
 
 def two_labels() -> Iterator[Cell]:
-    """Two labels a client: how far all of it breaks."""
-    for dist in ("Dist6", "Dist9"):
-        for method in METHODS[:5]:
-            yield Cell(
-                "two_labels", f"{dist}-{method}", "softmax_2labels.toml",
-                {"population.epsilon": dist}, method, RATES, 0,
-            )  # fmt: skip
+    """Two labels a client: how far all of it breaks, and what the weights' regard is worth."""
+    parts = {"without spread": ABLATION["without spread"]}
+    for seed in range(3):
+        for dist in ("Dist6", "Dist9"):
+            for label, (method, options) in ({m: (m, {}) for m in METHODS[:5]} | parts).items():
+                yield Cell(
+                    "two_labels", f"{dist}-{label}", "softmax_2labels.toml",
+                    {"population.epsilon": dist}, method, RATES, seed, options,
+                )  # fmt: skip
 
 
 ABLATION: dict[str, tuple[str, dict[str, Any]]] = {
@@ -151,11 +157,18 @@ def ablation() -> Iterator[Cell]:
 
 
 def ablation_60() -> Iterator[Cell]:
-    """The parts that clients with different data are for; the whole method is in `hetero`."""
+    """The same with different data; the whole methods are in `hetero`.
+
+    "True noise" is what Robust-HDP would do with perfect estimates in every round.
+    """
+    once = {"normalise": True, **ABLATION["Robust-HDP, estimated once"][1]}
+    labels = ["without smoothing", "without spread", "with norms"]
+    labels += ["true noise", "true noise, normalised"]
+    parts = {label: ABLATION[label] for label in labels}
+    parts["Robust-HDP, estimated once, normalised"] = ("RobustHDP", once)
     for seed in range(3):
         for dist in ("Dist2", "Dist4", "Dist6", "Dist9"):
-            for label in ("without smoothing", "without spread", "with norms"):
-                method, options = ABLATION[label]
+            for label, (method, options) in parts.items():
                 yield Cell(
                     "ablation_60", f"{dist}-{label}", "softmax_60.toml",
                     {"population.epsilon": dist}, method, RATES, seed, options,
@@ -241,8 +254,8 @@ def pilot_file(cell: Cell, rate: float) -> Path:
 def play_pilots(cells: list[Cell]) -> None:
     """The pilots of some cells that are missing; leaves their train losses in files."""
     choosing = [cell for cell in cells if len(cell.rates) > 1]
-    _play_missing([(cell, rate) for cell in choosing for rate in cell.rates])
-    _play_missing([(cell, rate) for cell in choosing for rate in finer_rates(cell)])
+    while wanted := [(cell, rate) for cell in choosing for rate in pilots(cell)[1]]:
+        _play_missing(wanted)
 
 
 def _play_missing(wanted: list[tuple[Cell, float]]) -> None:
@@ -258,25 +271,31 @@ def _play_missing(wanted: list[tuple[Cell, float]]) -> None:
         write_atomic(file, content.encode())
 
 
-def _losses(cell: Cell, rates: tuple[float, ...]) -> dict[float, float]:
-    """Mean train loss after each pilot, infinite where it diverged."""
-    found = {}
-    for rate in rates:
-        loss = json.loads(pilot_file(cell, rate).read_text())["train_loss"]
-        found[rate] = float("inf") if loss is None else float(loss)
-    return found
-
-
-def finer_rates(cell: Cell) -> tuple[float, ...]:
-    """Beside the best of a cell's rates, whose pilots have been played."""
-    losses = _losses(cell, cell.rates)
-    best = min(losses, key=lambda rate: losses[rate])
-    return float(f"{best / FINER:.2g}"), float(f"{best * FINER:.2g}")
+def pilots(cell: Cell) -> tuple[dict[float, float], tuple[float, ...]]:
+    """Train loss after each pilot, infinite where it diverged; and the rates still to be tried."""
+    losses: dict[float, float] = {}
+    wanted = cell.rates
+    while wanted:
+        missing = tuple(rate for rate in wanted if not pilot_file(cell, rate).exists())
+        if missing:
+            return losses, missing
+        for rate in wanted:
+            loss = json.loads(pilot_file(cell, rate).read_text())["train_loss"]
+            losses[rate] = float("inf") if loss is None else float(loss)
+        best = min(losses, key=lambda rate: losses[rate])
+        beside = float(f"{best / FINER:.2g}"), float(f"{best * FINER:.2g}")
+        if len(losses) == len(cell.rates):
+            wanted = beside
+        elif best not in (min(losses), max(losses)) or len(losses) >= MOST_PILOTS:
+            wanted = ()
+        else:
+            wanted = beside[:1] if best == min(losses) else beside[1:]
+    return losses, ()
 
 
 def pilot_losses(cell: Cell) -> dict[float, float]:
     """All pilots of a cell; none where its rate was given."""
-    return _losses(cell, (*cell.rates, *finer_rates(cell))) if len(cell.rates) > 1 else {}
+    return pilots(cell)[0] if len(cell.rates) > 1 else {}
 
 
 def work(cells: list[Cell]) -> str:
@@ -335,18 +354,44 @@ def _commit() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
+def _use(folder: Path) -> None:
+    """Results, and checkpoints unless they are the committed ones, go to a folder."""
+    global RESULTS, RUNS
+    if folder != RESULTS:
+        RESULTS, RUNS = folder, folder / "runs"
+
+
+def chosen(cells: list[Cell], options: argparse.Namespace) -> list[Cell]:
+    """The cells that the command asks for, once each."""
+    if options.dists:
+        cells = [c for c in cells if c.name.partition("-")[0] in options.dists.split(",")]
+    if options.methods:
+        cells = [cell for cell in cells if cell.method in options.methods.split(",")]
+    if options.seeds:
+        seeds = [int(seed) for seed in options.seeds.split(",")]
+        alike = {result_file(replace(cell, seed=0)): cell for cell in cells}
+        cells = [replace(cell, seed=seed) for cell in alike.values() for seed in seeds]
+    return cells
+
+
 def main() -> None:
     """Run the cells of the parts that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="+", choices=list(PARTS))
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=1e9, help="start none after so many")
+    parser.add_argument("--dists", help="these populations only: Dist6,Dist9")
+    parser.add_argument("--methods", help="these methods only: NoiseWise,RobustHDP")
+    parser.add_argument("--seeds", help="these seeds instead of the study's: 7,8")
+    parser.add_argument("--results", type=Path, help="folder of results instead of the committed")
     options = parser.parse_args()
-    cells = [cell for part in options.parts for cell in PARTS[part]()]
+    if options.results is not None:
+        _use(options.results)
+    cells = chosen([cell for part in options.parts for cell in PARTS[part]()], options)
     left = [cell for cell in cells if not result_file(cell).exists()]
     print(f"{len(cells)} cells, {len(left)} left", flush=True)
     end = time.time() + 60 * options.minutes
-    with ProcessPoolExecutor(options.workers) as pool:
+    with ProcessPoolExecutor(options.workers, initializer=_use, initargs=(RESULTS,)) as pool:
         queue, running = iter(groups(left)), set()
         while True:
             while len(running) < options.workers and time.time() < end:

@@ -158,10 +158,37 @@ def test_all_refused_is_an_error_and_the_round_leaves_the_model_alone() -> None:
     assert all(spent > 0 for spent in run.rounds[-1].epsilon_spent.values())  # trained: charged
 
 
+def test_a_guarded_method_bounds_updates_that_are_normalised() -> None:
+    ours = make_method("NoiseWise", {"server_steps": 3}).guarded(2.0, 1)
+    assert ours.aggregator.guard == Guard(2.0, 1, clip=True)
+    theirs = make_method("RobustHDP").guarded(2.0, 3)
+    assert theirs.aggregator.guard == Guard(2.0, 3)
+    with pytest.raises(InvalidValueError, match="guarded"):
+        make_method("WeiAvg").guarded(2.0, 1)
+
+
+@pytest.mark.parametrize(("n", "f"), [(3, 1), (5, 2), (20, 8)])
+@pytest.mark.parametrize("name", ["NoiseWise", "RobustHDP"])
+def test_a_refused_update_does_not_end_the_round(name: str, n: int, f: int) -> None:
+    """At the smallest federation that a policy permits; the attacker must not stop it."""
+    Guard(FLOOR, f).check(n)
+    updates = honest()[0][:, :n]
+    updates[:, 1] = 1e-6
+    options = {"server_steps": 1} if name == "NoiseWise" else {"estimator": "norm"}
+    answer = (
+        make_method(name, options).guarded(FLOOR, f).aggregator.aggregate(server_view(updates), {})
+    )
+    assert set(answer.refused) == {"c01"}
+    assert answer.weights[1] == 0
+    assert answer.weights.sum() == pytest.approx(1)
+    assert answer.weights.max() <= max(0.4 / f, 1 / (n - 1)) + 1e-9
+
+
 def test_cap_and_policy() -> None:
     assert Guard(1.0, 2).cap(20) == pytest.approx(0.2)
+    Guard(1.0, 4).check(10)
     with pytest.raises(InvalidValueError, match="tolerated_attackers"):
-        Guard(1.0, 5).cap(10)
+        Guard(1.0, 5).check(10)
     plans = [
         make_plan(ClientSpec("a", 500, b, e, 1e-3), rounds=5, clip_norm=1.0)
         for b, e in ((16, 1.0), (64, 8.0), (8, 8.0))

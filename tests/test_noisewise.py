@@ -11,6 +11,7 @@ from federation_helpers import small_clients, small_run
 from scipy.optimize import minimize
 
 from noisewise.aggregation import ServerView, UpdateMatrix, make_method
+from noisewise.aggregation.guard import Guard
 from noisewise.aggregation.noisewise import NoiseWise
 from noisewise.aggregation.policy import plan_noise
 from noisewise.aggregation.weights import inverse_variance_weights, noise_and_bias_weights
@@ -147,6 +148,29 @@ class TestWeights:
         found = signal_share(played(NoiseWise(signal="loadings"), rounds), variance, steps)
         assert found > 0.97
         assert found > signal_share(inverse_variance_weights(variance), variance, steps) + 0.1
+
+    def test_loadings_keep_to_a_cap_and_favour_strong_signals(self) -> None:
+        rng = np.random.default_rng(5)
+        steps = np.array([1.0, 1, 1, 8, 8, 8])
+        direction = rng.normal(size=(P, 1)) / np.sqrt(P)
+        rounds = [direction * steps + rng.normal(size=(P, 6)) / np.sqrt(P) for _ in range(10)]
+        guarded = NoiseWise(signal="loadings", guard=Guard(0.5, 2))
+        weights = played(guarded, rounds)
+        assert weights.sum() == pytest.approx(1)
+        np.testing.assert_allclose(weights[3:], 0.2)
+        np.testing.assert_allclose(weights[:3], 0.4 / 3, rtol=0.1)
+
+    def test_own_signals_are_not_counted_twice(self) -> None:
+        """They are in the estimated noise already: all rows are alike, there are no quiet ones."""
+        noise = np.geomspace(0.3, 30, 12)
+        weights = played(NoiseWise(spread=2.0), two_sided(2.0, 12, seed=6))
+
+        def cost(w: np.ndarray) -> float:
+            return float(np.sum(w**2 * noise) + 2.0 * np.sum((w - 1 / 12) ** 2))
+
+        least = cost(noise_and_bias_weights(noise, 2.0))
+        assert cost(weights) < 1.005 * least
+        assert cost(noise_and_bias_weights(noise + 2.0, 2.0)) > 1.01 * least  # twice
 
     def test_different_data_move_weights_towards_the_target(self) -> None:
         far, near = (played(NoiseWise(), two_sided(z, 12, seed=4)) for z in (20.0, 0.0))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flwr.app import ArrayRecord, Context, UserConfig
 from flwr.serverapp import Grid, ServerApp
 
-from noisewise.aggregation.guard import Guard
-from noisewise.aggregation.methods import make_method
+from noisewise.aggregation.methods import Method, make_method
 from noisewise.federation.flower import show_log
 from noisewise.federation.flower.evaluate import public_evaluation
 from noisewise.federation.flower.strategy import NoiseAware
@@ -24,7 +21,7 @@ def main(grid: Grid, context: Context) -> None:
     shape = [int(size) for size in str(config["input-shape"]).split(",")]
     model = make_model(str(config["model"]), shape, int(config["classes"]), seed=0)
     strategy = NoiseAware(
-        make_method(str(config["method"]), options(config)),
+        method(config),
         learning_rate=float(config["learning-rate"]),
         folder=str(config["output"]),
         min_clients=int(config["min-clients"]),
@@ -39,11 +36,9 @@ def main(grid: Grid, context: Context) -> None:
     )
 
 
-def options(config: UserConfig) -> dict[str, Any]:
-    """Of the method: steps for NoiseWise, and the guard against updates without noise."""
-    found: dict[str, Any] = {}
-    if float(config["server-steps"]):
-        found["server_steps"] = float(config["server-steps"])
-    if float(config["noise-floor"]):
-        found["guard"] = Guard(float(config["noise-floor"]), int(config["tolerated-attackers"]))
-    return found
+def method(config: UserConfig) -> Method:
+    """With the steps that NoiseWise needs, behind a guard if the federation has a noise floor."""
+    steps = float(config["server-steps"])
+    made = make_method(str(config["method"]), {"server_steps": steps} if steps else None)
+    floor = float(config["noise-floor"])
+    return made.guarded(floor, int(config["tolerated-attackers"])) if floor else made

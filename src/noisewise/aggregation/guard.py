@@ -3,8 +3,8 @@
 Weights of 1/sigma^2 invite a client without noise, which takes the whole round. But every honest
 client adds at least the noise of some plan that the federation permits, so an update with less
 energy than that, too many coordinates close to zero, or two updates closer to each other than
-that, did not come from honest clients (PRIVACY.md, section on screening, and a step beyond it: an
-update without noise can have the energy of noise, but not in every coordinate).
+that, did not come from honest clients. (The count of small coordinates is there because an update
+without noise can have the energy of noise, but not in every coordinate.)
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Guard:
 
     Args:
         floor: F, see `noise_floor`.
-        tolerated_attackers: f >= 1; no client gets a weight above 0.4 / f.
+        tolerated_attackers: f >= 1; no client gets a weight above 0.4 / f (see `cap`).
         clip: bound each update's energy by what signal and noise can explain. Only for updates that
             are divided by their number of steps, whose signals have one size.
     """
@@ -54,13 +54,18 @@ class Guard:
         positive_number("floor", self.floor)
         positive_int("tolerated_attackers", self.tolerated_attackers)
 
-    def cap(self, n_clients: int) -> float:
-        """w_max = 0.4 / f for n clients."""
-        largest = _CAP / self.tolerated_attackers
-        if largest * n_clients < 1:
-            allowed = f"must be at most {int(_CAP * n_clients)} for {n_clients} sound updates"
+    def check(self, n_clients: int) -> None:
+        """Refuse a policy whose cap cannot hold even if all n clients send sound updates."""
+        if _CAP / self.tolerated_attackers * n_clients < 1:
+            allowed = f"must be at most {int(_CAP * n_clients)} for {n_clients} clients"
             raise InvalidValueError("tolerated_attackers", self.tolerated_attackers, allowed)
-        return largest
+
+    def cap(self, n_sound: int) -> float:
+        """w_max = 0.4 / f, or equal weights where a round has too few sound updates for that.
+
+        An update that was refused must not end the round: whoever sent it would end the training.
+        """
+        return max(_CAP / self.tolerated_attackers, 1 / n_sound)
 
     def refuse(self, values: Tensor, gram: NDArray[np.float64]) -> dict[int, str]:
         """Which columns no honest client sends, and why.
@@ -89,7 +94,9 @@ class Guard:
         """Columns with more coordinates near zero than noise of the floor leaves there.
 
         Every coordinate of an honest update is some signal plus normal noise of variance F/p or
-        more, and by Anderson's inequality no signal makes |signal + noise| <= t more likely.
+        more, and by Anderson's inequality no signal that does not depend on the noise makes
+        |signal + noise| <= t more likely. The gradients of later steps do depend on earlier noise
+        and pull it back a little, hence the room of 2 % (docs/noisewise_method.md).
         """
         p = len(values)
         deviation = math.sqrt(self.floor / p)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from noisewise.aggregation.base import Aggregator, Disclosure
+from noisewise.aggregation.guard import Guard
 from noisewise.aggregation.noisewise import NoiseWise
 from noisewise.aggregation.oracle import Oracle
 from noisewise.aggregation.pfa import PFA
@@ -96,6 +97,18 @@ class Method:
         return replace(
             self, server_steps=float(median_high(plan.steps_per_round for plan in permitted))
         )
+
+    def guarded(self, floor: float, tolerated_attackers: int) -> Method:
+        """The method behind a `Guard`, which bounds updates that are normalised as well.
+
+        Args:
+            floor: F, see `noisewise.aggregation.policy.noise_floor`.
+            tolerated_attackers: f.
+        """
+        if not isinstance(self.aggregator, NoiseWise | RobustHDP):
+            raise InvalidValueError("method.name", self.name, "must weigh by noise to be guarded")
+        guard = Guard(floor, tolerated_attackers, clip=self.normalise)
+        return replace(self, aggregator=replace(self.aggregator, guard=guard))
 
 
 def plan_clients(

@@ -18,6 +18,7 @@ from torch import Tensor
 from noisewise.aggregation.base import Aggregation, Disclosure, ServerView, State
 from noisewise.aggregation.guard import Guard, Weighed, guarded_sum
 from noisewise.aggregation.weights import (
+    capped_weights,
     noise_and_bias_weights,
     proportional_weights,
     without_empty,
@@ -96,16 +97,16 @@ class NoiseWise:
     ) -> Weighed:
         tracker = NoiseTracker(self.estimator, memory=self.smooth)
         noise, noise_state = tracker.estimate(values, ids, _part(state, "noise"))
-        variance = noise.variance if self.guard is None else self.guard.variance(noise.variance)
-        scale, scale_state = self._scale(values, ids, variance, _part(state, "scale"))
-        spread, spread_state = self._spread(values, ids, variance, scale, _part(state, "spread"))
+        floored = self._floored(noise.variance)
+        scale, scale_state = self._scale(values, ids, floored, _part(state, "scale"))
+        spread, spread_state = self._spread(values, ids, floored, scale, _part(state, "spread"))
         empty = ~(values != 0).any(dim=0).cpu().numpy()
-        weights = noise_and_bias_weights(
-            without_empty(variance, empty) / scale**2, spread, target, cap
-        )
-        if self.signal == "loadings":
-            weights = np.minimum(proportional_weights(weights / scale), cap)
-            weights = weights / weights.sum()
+        alone = without_empty(self._floored(_noise_alone(noise, spread * scale**2)), empty)
+        if self.signal == "equal":
+            weights = noise_and_bias_weights(alone, spread, target, cap)
+        else:
+            divided = noise_and_bias_weights(alone / scale**2, spread, target)
+            weights = capped_weights(divided / scale, cap)
         details = {**noise.details, "spread": spread, "signal": scale}
         following = {
             f"{part}.{name}": array
@@ -116,6 +117,9 @@ class NoiseWise:
         }  # fmt: skip
         estimate = NoiseEstimate(noise.variance, noise.method, noise.converged, details)
         return Weighed(weights, estimate, following)
+
+    def _floored(self, variance: Vector) -> Vector:
+        return variance if self.guard is None else self.guard.variance(variance)
 
     def _spread(
         self, values: Tensor, ids: tuple[str, ...], variance: Vector, scale: Vector, state: State
@@ -136,6 +140,17 @@ class NoiseWise:
         if self.signal == "equal":
             return np.ones(len(ids)), {}
         return SignalTracker().estimate(values, ids, variance, state)
+
+
+def _noise_alone(noise: NoiseEstimate, spread: Vector) -> Vector:
+    """[n] energies without what each update has of its own, of energy ``spread`` [n].
+
+    Only a factor model that was fitted to the quietest coordinates leaves that out by itself; to
+    all others it looks like noise, and counting it twice would make weights too even.
+    """
+    if noise.details.get("share", 1.0) < 1:
+        return noise.variance
+    return np.asarray(np.maximum(noise.variance - spread, 0.0))
 
 
 def _part(state: State, name: str) -> State:

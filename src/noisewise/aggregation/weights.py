@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from noisewise.errors import InvalidValueError
 
 __all__ = [
+    "capped_weights",
     "inverse_variance_weights",
     "noise_and_bias_weights",
     "proportional_weights",
@@ -124,6 +125,20 @@ def noise_and_bias_weights(
             break
     weights[usable] = np.clip(found, 0.0, cap)
     return weights / weights.sum() if cap >= 1 else weights
+
+
+def capped_weights(values: ArrayLike, cap: float) -> NDArray[np.float64]:
+    """Weights proportional to ``values`` ([n], >= 0) as far as none exceeds ``cap``.
+
+    What the cap cuts off goes to the others in proportion, as in `inverse_variance_weights`.
+
+    Examples:
+        >>> capped_weights([8.0, 1.0, 1.0], 0.5).tolist()
+        [0.5, 0.25, 0.25]
+    """
+    weights = proportional_weights(values)
+    with np.errstate(divide="ignore"):
+        return inverse_variance_weights(1 / weights, cap=cap)
 
 
 def without_empty(variance: ArrayLike, empty: ArrayLike) -> NDArray[np.float64]:

@@ -188,11 +188,9 @@ def under_policy(
         ]  # fmt: skip
     method = method.settled(permitted)
     floor = noise_floor(permitted, size, rate, normalised=method.normalise)
-    aggregator = method.aggregator
-    if policy.tolerated_attackers and isinstance(aggregator, NoiseWise | RobustHDP):
-        guard = Guard(floor, policy.tolerated_attackers, clip=method.normalise)
-        guard.cap(config.data.clients)  # an impossible policy fails now
-        method = replace(method, aggregator=replace(aggregator, guard=guard))
+    if policy.tolerated_attackers and isinstance(method.aggregator, NoiseWise | RobustHDP):
+        Guard(floor, policy.tolerated_attackers).check(config.data.clients)
+        method = method.guarded(floor, policy.tolerated_attackers)
     return method, floor
 
 
