@@ -154,6 +154,9 @@ def attack_rows(outcomes: Sequence[tuple[AttackCell, RunResult]]) -> tuple[Attac
                 without_attack=alone.get(cell.label, float("nan")),
                 breaks_policy=cell.attack != NO_ATTACK and ATTACKS[cell.attack].breaks_policy,
                 diverged=result.status == "diverged",
+                honest_refused=sum(
+                    len(record.dropped.keys() - set(cell.attackers)) for record in result.rounds
+                ),
             )
         )
     return tuple(rows)

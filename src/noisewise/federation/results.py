@@ -84,6 +84,7 @@ class AttackRow:
         without_attack: the same for the method left alone.
         breaks_policy: whether no honest client could have sent the update.
         diverged: whether the run left the finite numbers.
+        honest_refused: how many updates of honest clients were dropped, over all rounds.
     """
 
     method: str
@@ -94,6 +95,7 @@ class AttackRow:
     without_attack: float
     breaks_policy: bool
     diverged: bool
+    honest_refused: int = 0
 
     @property
     def loss(self) -> float:
