@@ -69,10 +69,31 @@ def test_as_printed_it_cannot_reward_noise_aware_weights() -> None:
     assert ours[1] < ours[0]
 
 
+def test_the_weights_of_the_least_bound_do_not_depend_on_the_noise() -> None:
+    """For uniform lambda they are lambda; for others Psi_p has its minimum elsewhere."""
+
+    def psi_p(share: float, target: list[float], variance: list[float]) -> float:
+        setting = SETTING | {"steps": [150, 19], "gradient_variance": variance}
+        return convergence_bound(weights=[share, 1 - share], target=target, **setting).psi_p
+
+    shares = [k / 100 for k in range(101)]
+    for target, least in (([0.5, 0.5], 0.5), ([0.8, 0.2], 0.70)):
+        for variance in ([1.0, 1.0], [1.0, 1000.0]):
+            found = [psi_p(share, target, variance) for share in shares]
+            assert shares[found.index(min(found))] == pytest.approx(least, abs=0.011)
+
+
+def test_one_local_step_is_allowed() -> None:
+    """A client that takes one step does not drift; 11 E_min - 7 is then 4."""
+    bound = convergence_bound(weights=[0.5, 0.3, 0.2], **(SETTING | {"steps": [1, 4, 3]}))
+    total = bound.optimisation + bound.psi_sigma + bound.psi_p
+    assert bound.value == pytest.approx(12 / 4 * total)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("weights", [0.5, 0.2, 0.2]), ("steps", [1, 4, 3]), ("steps", [4, 3]),
+        ("weights", [0.5, 0.2, 0.2]), ("steps", [0.5, 4, 3]), ("steps", [4, 3]),
         ("gradient_variance", [1, -1, 1]), ("learning_rate", 0), ("rounds", 0), ("gap", -1),
         ("smoothness", float("nan")), ("target", [1, 1, 1]),
     ],

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from noisewise.errors import InvalidValueError
-from noisewise.experiments.paper import Wishes, artefact_names, load_artefact, reproduce
-from noisewise.experiments.paper.cells import Column, cell_name, make_columns
+from noisewise.experiments.paper import Wishes, artefact_names, load_artefact, reproduce, trained
+from noisewise.experiments.paper.cells import Column, cell_name, make_columns, run_column
 from noisewise.experiments.paper.cost import artefact_seconds
 from noisewise.experiments.paper.published import (
     learning_rate_grid,
@@ -25,7 +25,7 @@ from noisewise.experiments.paper.published import (
     published_table,
 )
 from noisewise.experiments.paper.reproduce import _not_comparable
-from noisewise.experiments.paper.writing import write_index
+from noisewise.experiments.paper.writing import origin_line, write_index
 from noisewise.report.grids import Cell, Grid, grid_csv, grid_latex, grid_text, grid_verdict
 
 ROOT = Path(__file__).parents[1]
@@ -153,6 +153,9 @@ def test_verdicts_tell_agreement_from_difference() -> None:
     assert "a, y: 13.00 against 10.00" in grid_verdict(grid)
     rounded = Grid("g", "t", ("x",), {"a": {"x": Cell(0.0754, paper=0.07)}}, 2, 0.02, relative=True)
     assert rounded.verdict(rounded.rows["a"]["x"]) == "agrees"  # 0.07 may have been 0.0749
+    said = "within 2 % of the paper's, 1 of these only with the rounding of the printed figure"
+    assert f"1 of 1 figures {said};" in grid_verdict(rounded)
+    assert "rounding" not in grid_verdict(grid)
     assert "+3.00" in grid_text(grid)
     assert r"100\%" in grid_latex(grid)
     assert grid_csv([grid]).splitlines()[3] == "g,b,x,1.0,,1,,,"
@@ -213,6 +216,123 @@ def test_trained_artefacts_work(name: str, place: str, grids: set[str], tmp_path
     assert list((tmp_path / "out").glob("*.png"))
 
 
+QUICK = DIGITS | {"population.delta": 1e-3, "training.accountant": "rdp"}
+
+
+def test_an_artefact_says_what_its_runs_took_and_not_only_the_last_call(tmp_path: Path) -> None:
+    wishes = Wishes(1, 3, ("Dist6",), ("WeiAvg", "DPFedAvg"), 1, QUICK)
+    store, folder = tmp_path / "cells", tmp_path / "out" / "accuracy-mnist"
+    first = reproduce("accuracy-mnist", wishes, store=store).origin
+    known = first["compute"]
+    assert (known["count"], known["complete"]) == (2, True)
+    assert 0 < known["seconds"] <= first["wall_seconds"]
+    assert known["code"] == ((first["commit"] or f"noisewise {first['noisewise']}"),)
+    later = reproduce("accuracy-mnist", wishes, folder=folder, store=store, collect=True).origin
+    assert later["compute"] == known  # read back: the training took what it took
+    line = origin_line(later)
+    assert "s for the last call; 2 run(s) trained in " in line
+    assert line in write_index(folder.parent).read_text()
+    assert "code of the training: older" in origin_line(
+        later | {"compute": known | {"code": ("older",)}}
+    )
+    made = sorted(store.glob("*/runs/*/made.json"))
+    sitting = json.loads(made[0].read_text())[0]
+    made[0].write_text(json.dumps([sitting | {"rounds": 1}]))  # a sitting was killed
+    partly = reproduce("accuracy-mnist", wishes, store=store, collect=True).origin["compute"]
+    assert not partly["complete"]
+    assert partly["seconds"] == pytest.approx(known["seconds"])
+    for file in made:
+        file.unlink()  # runs of an older version: their files tell the last sitting
+    older = reproduce("accuracy-mnist", wishes, store=store, collect=True).origin
+    assert not older["compute"]["complete"]
+    assert older["compute"]["seconds"] == pytest.approx(known["seconds"], rel=0.5)
+    assert older["compute"]["code"] == ("unknown",)
+    no_times = older | {"compute": older["compute"] | {"seconds": 0.0}}
+    assert "trained in a time that was not recorded" in origin_line(no_times)
+    assert "at least 90 s" in origin_line(older | {"compute": older["compute"] | {"seconds": 89.9}})
+
+
+def test_an_interrupted_sitting_is_recorded(tmp_path: Path) -> None:
+    wishes = Wishes(1, 3, ("Dist6",), ("WeiAvg",), 1, QUICK)
+
+    class Stop:
+        def __init__(self, column: Column) -> None:
+            pass
+
+        def __enter__(self):  # type: ignore[no-untyped-def]
+            def listen(job: object, record: object) -> None:
+                raise KeyboardInterrupt
+
+            return listen
+
+        def __exit__(self, *_: object) -> None:
+            return None
+
+    with pytest.raises(KeyboardInterrupt):
+        reproduce("accuracy-mnist", wishes, store=tmp_path, on_column=Stop)
+    done = reproduce("accuracy-mnist", wishes, store=tmp_path)
+    (made,) = tmp_path.glob("*/runs/*/made.json")
+    assert [sitting["rounds"] for sitting in json.loads(made.read_text())] == [1, 2]
+    assert done.origin["compute"]["complete"]
+
+
+def test_first_rounds_keep_what_they_took(tmp_path: Path) -> None:
+    wishes = Wishes(seeds=1, rounds=2, settings=QUICK)
+    first = reproduce("weights-mnist", wishes, store=tmp_path)
+    again = reproduce("weights-mnist", wishes, store=tmp_path)
+    assert first.origin["compute"]["seconds"] > 0
+    assert again.origin["compute"] == first.origin["compute"]
+    assert again.outcome.data["training_seconds"] == first.origin["compute"]["seconds"]
+    assert "1 first round(s) trained in" in origin_line(again.origin)
+    next(tmp_path.glob("*/updates-*.json")).unlink()
+    older = reproduce("weights-mnist", wishes, store=tmp_path)
+    assert not older.origin["compute"]["complete"]
+    assert math.isnan(older.outcome.data["training_seconds"])
+
+
+def test_lies_alone_are_not_compared_with_the_truth(tmp_path: Path) -> None:
+    """The first of the chosen columns has all methods; only column 0.95 is the truth."""
+
+    def made(columns: tuple[str, ...], *methods: str):  # type: ignore[no-untyped-def]
+        wishes = Wishes(1, 2, columns, methods, 1, QUICK)
+        return reproduce("falsified-epsilon", wishes, store=tmp_path).outcome
+
+    lies = made(("5", "20"), "RobustHDP", "WeiAvg", "DPFedAvg")
+    rows = lies.grids[0].rows
+    assert {m: set(cells) for m, cells in rows.items()} == {
+        m: {"5", "20"} for m in ("RobustHDP", "WeiAvg", "DPFedAvg")
+    }
+    assert rows["RobustHDP"]["5"] == rows["RobustHDP"]["20"]
+    assert [c.text for c in lies.claims] == ["RobustHDP and DPFedAvg cannot be misled"]
+    alone = made(("5",), "RobustHDP").grids[0]
+    assert alone.rows == {"RobustHDP": {"5": rows["RobustHDP"]["5"]}}
+    assert made(("5", "20"), "RobustHDP").grids[0].columns == ("5", "20")
+    whole = made(("20", "0.95"), "WeiAvg")
+    cells = whole.grids[0].rows["WeiAvg"]
+    assert whole.claims[0].measured == (
+        f"{cells['0.95'].ours:.2f} % with the truth, {cells['20'].ours:.2f} % at the largest lie"
+    )
+
+
+def test_methods_without_a_printed_rate_are_named_and_not_judged(tmp_path: Path) -> None:
+    wishes = Wishes(1, 2, ("Dist1",), ("NoiseWise", "RobustHDP", "WeiAvg", "FedAvg"), 1, QUICK)
+    artefact = load_artefact("accuracy-mnist")
+    (column,) = make_columns(artefact, wishes)
+    assert column.unpublished == {"NoiseWise": 0.001, "FedAvg": 0.001}
+    results = run_column(column, tmp_path, 1).results
+    outcome = trained.accuracy(artefact, [trained.Trained(column, results)])
+    (grid,) = outcome.grids
+    assert grid.rows["FedAvg"]["Dist1"].paper == 98.6
+    judged = {method for method, cells in grid.rows.items() if grid.verdict(cells["Dist1"])}
+    assert judged == {"RobustHDP", "WeiAvg"}
+    assert " of 2 figures" in grid_verdict(grid)
+    assert "NoiseWise" not in outcome.claims[0].measured
+    (note,) = reproduce("accuracy-mnist", wishes, store=tmp_path).outcome.notes
+    assert note.endswith("and no verdict: NoiseWise (0.001), FedAvg (0.001).")
+    own = Wishes(columns=("Dist1",), settings={"training.learning_rate": 0.1})
+    assert make_columns(artefact, own)[0].unpublished == {}
+
+
 @pytest.mark.slow
 def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     """kill -9 in the middle; the second call plays only the rounds that are missing."""
@@ -267,6 +387,17 @@ def test_other_seeds_are_comparable_and_other_settings_are_not() -> None:
             assert "not the paper's" in _not_comparable(load_artefact(name), wishes)
     with pytest.raises(InvalidValueError, match="all methods"):
         reproduce("weights-mnist", Wishes(methods=("PFA",)))
+
+
+def test_all_wanted_columns_decide_whether_figures_are_comparable() -> None:
+    bars, mnist = load_artefact("accuracy-bars"), load_artefact("accuracy-mnist")
+    cnn = {"model.name": "cnn"}  # right for MNIST, wrong for CIFAR
+    assert "model.name = cnn" in _not_comparable(bars, Wishes(settings=cnn))
+    assert _not_comparable(bars, Wishes(columns=("MNIST Dist6",), settings=cnn)) == ""
+    one_dist = {"population.epsilon": "Dist1"}  # what the TOML has before it is swept
+    assert "Dist1" in _not_comparable(mnist, Wishes(settings=one_dist))
+    one_rate = {"training.learning_rate": 0.001}  # the TOML's, but not the methods' in the paper
+    assert "0.001" in _not_comparable(mnist, Wishes(settings=one_rate))
 
 
 def test_costs_are_measured_and_scale() -> None:

@@ -21,13 +21,6 @@ def _names(option: str, text: str | None) -> tuple[str, ...] | None:
     return None if found is None else tuple(found)
 
 
-def _duration(seconds: float) -> str:
-    for size, unit in ((86_400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.2g} s" if seconds >= 1 else "1 s"
-
-
 @app.command("reproduce")
 def reproduce_command(
     name: Annotated[
@@ -143,6 +136,7 @@ def _list(as_json: bool) -> None:
     """Every artefact with what it needs and how long it takes here."""
     from noisewise.experiments.paper import artefact_names, load_artefact
     from noisewise.experiments.paper.cost import artefact_seconds
+    from noisewise.experiments.paper.effort import duration
     from noisewise.federation.results import to_json
 
     typer.echo("timing a few steps of each model ...", err=True)
@@ -173,7 +167,7 @@ def _list(as_json: bool) -> None:
     for place in ("main", "appendix"):
         typer.echo("Main part" if place == "main" else "\nAppendix")
         for row in (row for row in rows if row["place"] == place):
-            time = "" if row["kind"] == "elsewhere" else _duration(float(str(row["seconds"])))
+            time = "" if row["kind"] == "elsewhere" else duration(float(str(row["seconds"])))
             typer.echo(f"  {row['name']:<24} {row['kind']:<12} {time:>9}  {row['title']}")
             typer.echo(f"  {'':<24} {row['label']}; needs {row['needs']}"
                        if row["kind"] != "elsewhere"

@@ -1,10 +1,12 @@
 """The paper's convergence bound as a function, and the variant that can reward noise-aware weights.
 
 As printed, the theorem's noise term beta eta sum_i E_i^2 sigma_i^2 contains no aggregation weight:
-the proof bounds each w_i by 1 on the way. So the printed bound is smallest for w = lambda, whatever
-the noise, and cannot say why one should weight by noise at all. The variant keeps the weights: the
-noise of the aggregated update is sum_i w_i^2 E_i sigma_i^2 (eq. sigma_i^2 without eta^2), which is
-what enters f's smoothness inequality.
+the proof takes ||w||^2 out by Cauchy and Schwarz and then drops it, since it is at most 1. So the
+weights of the least printed bound do not depend on the noise (for uniform lambda they are lambda;
+else Psi_p also draws sum_j w_j E_j to the plain mean of the E_i), and the bound cannot say why one
+should weight by noise at all. The variant keeps the weights: the noise of the aggregated update is
+sum_i w_i^2 E_i sigma_i^2 (eq. sigma_i^2 without eta^2), which is what enters f's smoothness
+inequality.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ def convergence_bound(
 
     Args:
         weights: w, [n], summing to 1.
-        steps: E_i, local steps of a round, [n], each >= 2 (the proof's lemma needs it).
+        steps: E_i, local steps of a round, [n], each >= 1 (at 1 a client does not drift, so
+            the proof's lemma on local drift, written for E_i >= 2, holds trivially).
         gradient_variance: sigma_ig^2 of one noisy batch gradient, [n] or scalar; see
             `noisewise.noise.variance.gradient_noise_variance`.
         learning_rate: eta.
@@ -106,8 +109,8 @@ def convergence_bound(
     lam = np.full(n, 1 / n) if target is None else _shares("target", target)
     e = np.asarray(steps, dtype=np.float64)
     variance = np.broadcast_to(np.asarray(gradient_variance, dtype=np.float64), (n,))
-    if e.shape != (n,) or lam.shape != (n,) or not np.all(e >= 2):
-        raise InvalidValueError("steps", steps, f"must be {n} numbers >= 2, like weights")
+    if e.shape != (n,) or lam.shape != (n,) or not np.all(e >= 1):
+        raise InvalidValueError("steps", steps, f"must be {n} numbers >= 1, like weights")
     if not np.all(np.isfinite(variance) & (variance >= 0)):
         raise InvalidValueError("gradient_variance", gradient_variance, "must be finite and >= 0")
     eta = positive_number("learning_rate", learning_rate)

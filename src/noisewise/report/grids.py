@@ -22,6 +22,7 @@ class Cell:
         paper: the published figure; NaN where there is none.
         paper_spread: the published deviation; NaN where there is none.
         note: a remark, such as how many runs diverged.
+        judged: False where ours was made otherwise than the paper's: then there is no verdict.
     """
 
     ours: float
@@ -30,6 +31,7 @@ class Cell:
     paper: float = math.nan
     paper_spread: float = math.nan
     note: str = ""
+    judged: bool = True
 
     @property
     def difference(self) -> float:
@@ -72,10 +74,17 @@ class Grid:
 
         Published figures are rounded: half a unit of their last digit is no difference.
         """
-        rounding = 0.5 * 10.0 ** -(self.digits if self.digits is not None else 12)
-        apart = max(0.0, abs(cell.difference) - rounding) if self.digits else abs(cell.difference)
-        if not self.comparable or not math.isfinite(cell.difference):
+        rounding = 0.5 * 10.0**-self.digits if self.digits else 0.0
+        return self._distance(cell, rounding)
+
+    def strict_distance(self, cell: Cell) -> float:
+        """The same with the published figure taken as exact."""
+        return self._distance(cell, 0.0)
+
+    def _distance(self, cell: Cell, rounding: float) -> float:
+        if not self.comparable or not cell.judged or not math.isfinite(cell.difference):
             return math.nan
+        apart = max(0.0, abs(cell.difference) - rounding)
         return apart / (self.tolerance * (abs(cell.paper) if self.relative else 1.0))
 
     def verdict(self, cell: Cell) -> str:
@@ -87,7 +96,10 @@ class Grid:
 
 
 def grid_verdict(grid: Grid) -> str:
-    """One sentence: how many figures agree, and the largest difference."""
+    """One sentence: how many figures agree, and the largest difference.
+
+    It says how many agree only because published figures are rounded.
+    """
     found = [
         (grid.distance(cell), row, column, cell)
         for row, cells in grid.rows.items()
@@ -97,6 +109,8 @@ def grid_verdict(grid: Grid) -> str:
     if not found:
         return f"{grid.title}: the paper prints no figures to compare with."
     within = sum(distance <= 1 for distance, *_ in found)
+    rounded = within - sum(grid.strict_distance(cell) <= 1 for *_, cell in found)
+    thanks = f", {rounded} of these only with the rounding of the printed figure" if rounded else ""
     share = within / len(found)
     word = "agrees" if share >= 0.9 else "agrees in part" if share >= 0.5 else "does not agree"
     unit = (
@@ -107,7 +121,7 @@ def grid_verdict(grid: Grid) -> str:
     unit = unit if grid.tolerance > 1e-6 else "equal to"
     _, row, column, cell = max(found, key=lambda item: item[0])
     return (
-        f"{grid.title}: {word}; {within} of {len(found)} figures {unit} the paper's; "
+        f"{grid.title}: {word}; {within} of {len(found)} figures {unit} the paper's{thanks}; "
         f"furthest is {row}, {column}: {grid.show(cell.ours)} against {grid.show(cell.paper)}."
     )
 

@@ -13,6 +13,7 @@ from noisewise.data.populations import DISTRIBUTIONS
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.comparison import Comparison, OnProgress, compare
 from noisewise.experiments.config import CompareConfig, ExperimentConfig, MethodConfig
+from noisewise.experiments.paper.effort import Effort, read_run_effort, recorded
 from noisewise.experiments.paper.published import learning_rate_grid, published_learning_rates
 from noisewise.experiments.paper.registry import Artefact, load_artefact
 from noisewise.experiments.runner import Job
@@ -22,6 +23,7 @@ __all__ = [
     "Column",
     "Wishes",
     "cell_name",
+    "column_effort",
     "default_columns",
     "make_columns",
     "read_finished",
@@ -73,6 +75,15 @@ class Column:
     jobs: tuple[Job, ...]
     rate: float | None = None
     rates: str = ""
+
+    @property
+    def unpublished(self) -> dict[str, float]:
+        """Methods for which the paper prints no learning rate, with the one that they get.
+
+        Empty where the paper's rates are not asked for.
+        """
+        given = [job for job in self.jobs if self.rates and job.method.learning_rate is None]
+        return {job.label: self.config.training.learning_rate for job in given}
 
 
 def make_columns(artefact: Artefact, wishes: Wishes) -> tuple[Column, ...]:
@@ -134,7 +145,7 @@ def _column(artefact: Artefact, name: str, wishes: Wishes, rate: float | None = 
         m if isinstance(m, str) else m.name for m in config.compare.methods or ()
     )
     seeds = config.compare.seeds if wishes.seeds is None else wishes.seeds
-    first = name == next(iter(sweep.columns))
+    first = name == (wishes.columns or tuple(sweep.columns))[0]
     published = rate is None and "training.learning_rate" not in wishes.changes
     jobs = tuple(
         Job(_method(artefact, name, method, published), config.seed + number)
@@ -192,14 +203,26 @@ def run_column(
     """Run what is not finished yet of a column; finished runs are read back."""
     plain = column.config.model_copy(update={"compare": CompareConfig()})
     folder = store / cell_name(column)
-    return compare(plain, column.jobs, folder, workers=workers, on_round=on_round)
+    with recorded([_run_folder(column, job, store) for job in column.jobs]):
+        return compare(plain, column.jobs, folder, workers=workers, on_round=on_round)
+
+
+def _run_folder(column: Column, job: Job, store: Path) -> Path:
+    return store / cell_name(column) / "runs" / job.folder_name
+
+
+def column_effort(column: Column, results: Sequence[RunResult], store: Path) -> Effort:
+    """What the training of some of a column's runs took, whoever trained them and when."""
+    used = {(result.method, result.seed) for result in results}
+    jobs = [job for job in column.jobs if (job.label, job.seed) in used]
+    return sum((read_run_effort(_run_folder(column, job, store)) for job in jobs), Effort())
 
 
 def read_finished(column: Column, store: Path) -> Comparison:
     """The runs of a column that are finished already; nothing is computed."""
     found: list[RunResult] = []
     for job in column.jobs:
-        folder = store / cell_name(column) / "runs" / job.folder_name
+        folder = _run_folder(column, job, store)
         if not (folder / "result.json").exists():
             continue
         result = load_result(folder)

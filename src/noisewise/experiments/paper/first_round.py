@@ -19,6 +19,7 @@ from noisewise.data.populations import authors_population
 from noisewise.experiments.estimation import first_round_updates, save_updates
 from noisewise.experiments.noise_table import client_variance
 from noisewise.experiments.paper.cells import Column, Wishes, cell_name, make_columns
+from noisewise.experiments.paper.effort import Effort, read_update_effort, write_update_effort
 from noisewise.experiments.paper.outcome import Claim, Outcome
 from noisewise.experiments.paper.published import published_table
 from noisewise.experiments.paper.registry import Artefact
@@ -47,7 +48,7 @@ class FirstRound:
     updates: torch.Tensor
     truth: Vector
     clients: tuple[Client, ...]
-    seconds: float
+    effort: Effort
 
 
 def _first_round(column: Column, seed: int, store: Path, workers: int) -> FirstRound:
@@ -63,9 +64,11 @@ def _first_round(column: Column, seed: int, store: Path, workers: int) -> FirstR
         begun = time.monotonic()
         updates, truth = first_round_updates(column.config, job, workers=workers)
         save_updates(path, updates, truth)
-        return FirstRound(updates, truth, clients, time.monotonic() - begun)
+        effort = write_update_effort(path, time.monotonic() - begun)
+        return FirstRound(updates, truth, clients, effort)
     arrays = load_file(path)
-    return FirstRound(arrays["updates"], arrays["true_variance"].numpy(), clients, 0.0)
+    truth = arrays["true_variance"].numpy()
+    return FirstRound(arrays["updates"], truth, clients, read_update_effort(path))
 
 
 def _seeds(columns: Sequence[Column]) -> list[int]:
@@ -83,8 +86,10 @@ def weights(artefact: Artefact, wishes: Wishes, store: Path) -> Outcome:
     shown: dict[str, Any] = {}
     figure = None
     claims: tuple[Claim, ...] = ()
+    effort = Effort()
     for seed in _seeds([column]):
         first = _first_round(column, seed, store, wishes.workers)
+        effort += first.effort
         found = pcp.estimate(first.updates)
         epsilons = np.array([client.spec.epsilon for client in first.clients])
         sizes = np.array([client.spec.n_examples for client in first.clients])
@@ -119,6 +124,7 @@ def weights(artefact: Artefact, wishes: Wishes, store: Path) -> Outcome:
         {"weights": figure},
         shown,
         (*artefact.about.notes, "PFA weights like WeiAvg; its projection comes on top."),
+        effort=effort,
     )
 
 
@@ -147,7 +153,7 @@ def _shown(
         "weights": {name: w[order].tolist() for name, w in by_method.items()},
         "estimated_variance": estimate[order].tolist(),
         "true_variance": first.truth[order].tolist(),
-        "training_seconds": first.seconds,
+        "training_seconds": first.effort.seconds if first.effort.complete else math.nan,
     }
 
 
@@ -213,8 +219,10 @@ def eigenvalues(artefact: Artefact, wishes: Wishes, store: Path) -> Outcome:
     columns = make_columns(artefact, wanted)
     figures, data, rows = {}, {}, {}
     claims: list[Claim] = []
+    effort = Effort()
     for column in columns:
         first = _first_round(column, column.config.seed, store, wishes.workers)
+        effort += first.effort
         split = principal_component_pursuit(first.updates)
         values = torch.linalg.svdvals(first.updates.double()).numpy()
         low = np.sort(split.singular_values)[::-1]
@@ -231,7 +239,8 @@ def eigenvalues(artefact: Artefact, wishes: Wishes, store: Path) -> Outcome:
         }
     names = tuple(next(iter(rows.values())))
     grid = Grid("spectra", "Spectra of M and of the low-rank part L", names, rows, None)
-    return Outcome((grid,), tuple(claims), figures, data, tuple(artefact.about.notes))
+    notes = tuple(artefact.about.notes)
+    return Outcome((grid,), tuple(claims), figures, data, notes, effort=effort)
 
 
 def _spectrum_claims(name: str, values: Vector, low: Vector, rank: int) -> list[Claim]:
@@ -262,12 +271,14 @@ def estimated_noise(artefact: Artefact, wishes: Wishes, store: Path) -> Outcome:
     }
     rows: dict[str, dict[str, Cell]] = {name: {} for name in estimators}
     excess: dict[str, dict[str, Cell]] = {name: {} for name in estimators}
+    effort = Effort()
     for column in columns:
         variance = client_variance(authors_population(column.name, column.config.data.clients))
         noise: dict[str, list[float]] = {name: [] for name in estimators}
         above: dict[str, list[float]] = {name: [] for name in estimators}
         for seed in _seeds([column]):
             first = _first_round(column, seed, store, wishes.workers)
+            effort += first.effort
             for name, estimator in estimators.items():
                 w = inverse_variance_weights(estimator.estimate(first.updates).variance)
                 noise[name].append(aggregate_noise(w, variance))
@@ -293,15 +304,17 @@ def estimated_noise(artefact: Artefact, wishes: Wishes, store: Path) -> Outcome:
     figures = {
         "estimated-noise": grid_figure(grids[0], "sum w² σ² / (p η²), log scale", log_y=True)
     }
-    return Outcome(grids, (claim,), figures, notes=tuple(about.notes))
+    return Outcome(grids, (claim,), figures, notes=tuple(about.notes), effort=effort)
 
 
 def submatrix_rows(artefact: Artefact, wishes: Wishes, store: Path) -> Outcome:
     """Precision of the weights over p', for the paper's sub-matrix and for a random sample."""
     column = make_columns(artefact, _one_column(artefact, wishes))[0]
     kinds: dict[str, dict[int, list[float]]] = {"first p' rows (paper)": {}, "random rows": {}}
+    effort = Effort()
     for seed in _seeds([column]):
         first = _first_round(column, seed, store, wishes.workers)
+        effort += first.effort
         for rows in (r for r in artefact.about.options["rows"] if r <= len(first.updates)):
             estimators = (PCP(submatrix_rows=rows, submatrices=1), PCP(sample=rows))
             for kind, estimator in zip(kinds, estimators, strict=True):
@@ -333,4 +346,5 @@ def submatrix_rows(artefact: Artefact, wishes: Wishes, store: Path) -> Outcome:
     )
     title = "Noise of the aggregate over the oracle's, by p'"
     grid = Grid("submatrix-rows", title, names, rows_of, 5)
-    return Outcome((grid,), claims, {"submatrix-rows": figure}, notes=tuple(artefact.about.notes))
+    figures = {"submatrix-rows": figure}
+    return Outcome((grid,), claims, figures, notes=tuple(artefact.about.notes), effort=effort)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from noisewise.experiments.paper.effort import Effort
 from noisewise.report.grids import Grid, grid_verdict
 
 __all__ = ["Claim", "Outcome", "grid_data", "verdicts"]
@@ -48,6 +48,7 @@ class Outcome:
         notes: what a reader has to know.
         failures: runs that ended in an error.
         not_comparable: why the paper's figures are not comparable with ours; empty if they are.
+        effort: of the training behind it; None where nothing is trained.
     """
 
     grids: tuple[Grid, ...] = ()
@@ -57,18 +58,19 @@ class Outcome:
     notes: tuple[str, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
     not_comparable: str = ""
+    effort: Effort | None = None
 
 
 def verdicts(outcome: Outcome) -> list[str]:
     """The verdict in words: one sentence for each grid and claim."""
     if outcome.not_comparable:
         return [f"No verdict: {outcome.not_comparable}."]
-    compared = [g for g in outcome.grids if any(_has_paper(g))]
+    compared = [g for g in outcome.grids if _judged(g)]
     return [grid_verdict(g) for g in compared] + [claim.sentence() for claim in outcome.claims]
 
 
-def _has_paper(grid: Grid) -> Sequence[bool]:
-    return [math.isfinite(cell.paper) for row in grid.rows.values() for cell in row.values()]
+def _judged(grid: Grid) -> bool:
+    return any(grid.verdict(cell) for row in grid.rows.values() for cell in row.values())
 
 
 def grid_data(grid: Grid) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import noisewise
 
-__all__ = ["provenance"]
+__all__ = ["code_name", "provenance"]
 
 
 def provenance() -> dict[str, Any]:
@@ -25,6 +25,11 @@ def provenance() -> dict[str, Any]:
         "versions": {name: version(name) for name in ("torch", "numpy", "dp-accounting")}
         | {"python": platform.python_version()},
     }
+
+
+def code_name() -> str:
+    """What names the code that runs: its commit or, outside a checkout, its version."""
+    return _commit() or f"noisewise {noisewise.__version__}"
 
 
 def _commit() -> str | None:

@@ -32,7 +32,7 @@ class Sweep(_Strict):
         values: one for each column.
         names: of the columns; the values as words by default.
         told: what a method's server must be told for the field to matter to it; other methods run
-            in the first column only, since their runs are the same in all.
+            in the first of the wanted columns only, since their runs are the same in all.
     """
 
     field: str

@@ -10,17 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from noisewise.errors import InvalidValueError
-from noisewise.experiments.comparison import OnProgress
+from noisewise.experiments.comparison import Comparison, OnProgress
 from noisewise.experiments.config import dump_config
 from noisewise.experiments.paper import bound, exact, first_round, trained
 from noisewise.experiments.paper.cells import (
     Column,
     Wishes,
+    cell_name,
+    column_effort,
     default_columns,
     make_columns,
     read_finished,
     run_column,
 )
+from noisewise.experiments.paper.effort import Effort
 from noisewise.experiments.paper.outcome import Outcome
 from noisewise.experiments.paper.provenance import provenance
 from noisewise.experiments.paper.registry import Artefact, load_artefact
@@ -106,6 +109,9 @@ def reproduce(
             "wall_seconds": time.monotonic() - begun,
             "options": list(options),
         }
+        if outcome.effort is not None:
+            what = "first round(s)" if about.kind == "first round" else "run(s)"
+            origin["compute"] = outcome.effort.data() | {"of": what}
         if folder is not None:
             write_outcome(folder, artefact, whole, origin)
         return Reproduction(artefact, whole, origin)
@@ -140,23 +146,25 @@ def _train(
     columns = make_columns(artefact, wishes)
     done: list[Trained] = []
     failures: dict[str, str] = {}
+    effort = Effort()
     last = None
     for column in columns:
         if not column.jobs:
-            done.append(Trained(column, ()))
-            continue
-        if collect:
+            comparison = Comparison((), {})
+        elif collect:
             comparison = read_finished(column, store)
         else:
             with on_column(column) if on_column else nullcontext() as listen:
                 comparison = run_column(column, store, wishes.workers, listen)
         failures |= {f"{column.name}, {job}": fault for job, fault in comparison.failures.items()}
-        if comparison.results:
+        if comparison.results or not column.jobs:
+            effort += column_effort(column, comparison.results, store)
             done.append(Trained(column, comparison.results))
         if done and any(t.results for t in done):
             outcome = _TRAINED[artefact.about.make](artefact, done)
+            notes = (*outcome.notes, *trained.notes_on_rates(done))
             seeds = sorted({r.seed for t in done for r in t.results})
-            last = finish(replace(outcome, failures=failures), seeds)
+            last = finish(replace(outcome, notes=notes, failures=failures, effort=effort), seeds)
             if folder is not None:
                 _write_page(folder / "page", artefact, done)
     if last is None:
@@ -219,8 +227,9 @@ def _not_comparable(artefact: Artefact, wishes: Wishes) -> str:
     changes = {key: value for key, value in wishes.changes.items() if key not in _HARMLESS}
     if artefact.about.kind not in ("trained", "first round") or not changes:
         return ""
-    part = artefact.about.parts[0].artefact if artefact.about.parts else artefact.name
-    if load_artefact(part).config() == load_artefact(part).config(changes):
+    ours = make_columns(artefact, Wishes(columns=wishes.columns, settings=changes))
+    theirs = make_columns(artefact, Wishes(columns=wishes.columns))
+    if all(cell_name(a) == cell_name(b) for a, b in zip(ours, theirs, strict=True)):
         return ""
     said = ", ".join(f"{key} = {value}" for key, value in changes.items())
     return f"{said} is not the paper's setting"

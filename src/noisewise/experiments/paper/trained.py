@@ -17,9 +17,19 @@ from noisewise.report.figures import accuracy_chart
 from noisewise.report.grids import Cell, Grid
 from noisewise.report.paper_figures import Line, grid_figure, lines_figure, panels_figure
 
-__all__ = ["Trained", "accuracy", "bars", "curves", "fairness", "falsified", "learning_rates"]
+__all__ = [
+    "Trained",
+    "accuracy",
+    "bars",
+    "curves",
+    "fairness",
+    "falsified",
+    "learning_rates",
+    "notes_on_rates",
+]
 
 Score = Callable[[RunResult], float]
+_TRUE_EPSILON = 0.95  # of the client that lies, in falsified-epsilon
 
 
 @dataclass(frozen=True)
@@ -38,12 +48,25 @@ def _methods(trained: Sequence[Trained]) -> list[str]:
     return list(dict.fromkeys(r.method for t in trained for r in t.results))
 
 
-def _cell(runs: Sequence[RunResult], score: Score, paper: tuple[float, float]) -> Cell:
+def notes_on_rates(trained: Sequence[Trained]) -> tuple[str, ...]:
+    """Which methods have a learning rate that is not the paper's, since it prints none."""
+    rates: dict[str, list[str]] = {}
+    for method, rate in (pair for t in trained for pair in t.column.unpublished.items()):
+        known = rates.setdefault(method, [])
+        known += [f"{rate:g}"] if f"{rate:g}" not in known else []
+    said = ", ".join(f"{method} ({' or '.join(found)})" for method, found in rates.items())
+    words = "The paper prints no learning rate for these; they have the config's and no verdict"
+    return (f"{words}: {said}.",) if said else ()
+
+
+def _cell(
+    runs: Sequence[RunResult], score: Score, paper: tuple[float, float], judged: bool
+) -> Cell:
     values = [score(run) for run in runs]
     spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
     diverged = sum(run.status == "diverged" for run in runs)
     note = f"{diverged} of {len(runs)} diverged" if diverged else ""
-    return Cell(float(np.mean(values)), spread, len(values), *paper, note=note)
+    return Cell(float(np.mean(values)), spread, len(values), *paper, note=note, judged=judged)
 
 
 def _paper(artefact: Artefact, method: str, column: str, table: str | None) -> tuple[float, float]:
@@ -70,7 +93,10 @@ def _grid(
     rows = {
         method: {
             t.column.name: _cell(
-                t.runs(method), score, _paper(artefact, method, t.column.name, table)
+                t.runs(method),
+                score,
+                _paper(artefact, method, t.column.name, table),
+                method not in t.column.unpublished,
             )
             for t in trained
             if t.runs(method)
@@ -92,7 +118,7 @@ def _best(grid: Grid, published: bool) -> dict[str, str]:
         found = {
             row: (cells[column].paper if published else cells[column].ours)
             for row, cells in grid.rows.items()
-            if column in cells and row not in ("FedAvg", "Oracle")
+            if column in cells and cells[column].judged and row not in ("FedAvg", "Oracle")
         }
         found = {row: value for row, value in found.items() if math.isfinite(value)}
         if len(found) > 1:
@@ -154,7 +180,8 @@ def curves(artefact: Artefact, trained: Sequence[Trained]) -> Outcome:
         "accuracy-over-rounds": accuracy_chart(results).figure,
         "loss-over-rounds": lines_figure(lines, "round", "train loss, mean over clients"),
     }
-    reached = {m: _first_round_above(results, m, 0.7) for m in _methods(trained)}
+    unfair = {method for t in trained for method in t.column.unpublished}
+    reached = {m: _first_round_above(results, m, 0.7) for m in _methods(trained) if m not in unfair}
     said = ", ".join(f"{m}: {r if r else 'never'}" for m, r in reached.items())
     mine, others = reached.get("RobustHDP"), [r for m, r in reached.items() if m != "RobustHDP"]
     fastest = mine is not None and all(r is None or mine <= r for r in others)
@@ -177,36 +204,34 @@ def _first_round_above(results: Sequence[RunResult], method: str, level: float) 
 def falsified(artefact: Artefact, trained: Sequence[Trained]) -> Outcome:
     """Accuracy over the reported epsilon; methods that are not told it run once."""
     grid = _grid(artefact, trained, artefact.about.title, _accuracy, None)
-    told = {m: trained[0].runs(m)[0].needs for m in grid.rows if trained and trained[0].runs(m)}
+    told = {run.method: run.needs for t in trained for run in t.results}
+    safe = [m for m in grid.rows if "epsilon" not in told[m]]
     rows: dict[str, Mapping[str, Cell]] = {}
     for method, cells in grid.rows.items():
-        same = "epsilon" not in told.get(method, ("epsilon",))
-        first = cells.get(grid.columns[0])
-        rows[method] = dict.fromkeys(grid.columns, first) if same and first else cells
+        only = next(iter(cells.values()))
+        rows[method] = dict.fromkeys(grid.columns, only) if method in safe else cells
     whole = Grid(grid.name, grid.title, grid.columns, rows, 2)
     claims = []
     for method in ("WeiAvg", "PFA"):
-        values = [c.ours for c in rows.get(method, {}).values()]
-        if len(values) > 1:
+        values = {float(c): cell.ours for c, cell in rows.get(method, {}).items()}
+        truth, largest = values.get(_TRUE_EPSILON), max(values, default=0.0)
+        if truth is not None and largest > _TRUE_EPSILON:
             claims.append(
                 Claim(
                     f"{method} loses accuracy when the client exaggerates",
-                    values[-1] < values[0] - 0.5,
-                    f"{values[0]:.2f} % with the truth, {values[-1]:.2f} % at the largest lie",
+                    values[largest] < truth - 0.5,
+                    f"{truth:.2f} % with the truth, {values[largest]:.2f} % at the largest lie",
                 )
             )
-    safe = [m for m, needs in told.items() if "epsilon" not in needs]
     if safe:
         text = f"{' and '.join(safe)} cannot be misled"
         claims.append(Claim(text, True, "their server is not told epsilons: one run for all"))
-    lines = {
-        m: Line([float(c) for c in cells], [cell.ours for cell in cells.values()])
-        for m, cells in rows.items()
-        if cells
-    }
-    figure = lines_figure(
-        lines, "reported epsilon (true: 0.95; log scale)", "mean test accuracy [%]", log_x=True
-    )
+    lines = {}
+    for method, cells in rows.items():
+        points = sorted((float(c), cell.ours) for c, cell in cells.items())
+        lines[method] = Line([x for x, _ in points], [y for _, y in points])
+    label = f"reported epsilon (true: {_TRUE_EPSILON:g}; log scale)"
+    figure = lines_figure(lines, label, "mean test accuracy [%]", log_x=True)
     return Outcome((whole,), tuple(claims), {"falsified-epsilon": figure})
 
 

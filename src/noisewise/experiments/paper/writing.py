@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from noisewise.errors import InvalidValueError
+from noisewise.experiments.paper.effort import duration
 from noisewise.experiments.paper.outcome import Outcome, grid_data, verdicts
 from noisewise.experiments.paper.registry import Artefact, artefact_names
 from noisewise.federation.results import to_json
@@ -55,10 +56,33 @@ def origin_line(origin: Mapping[str, Any]) -> str:
         origin["date"],
         f"seeds {', '.join(map(str, origin['seeds']))}" if origin.get("seeds") else "no randomness",
         f"accountant {origin['accountant']}",
-        f"{origin['wall_seconds']:.0f} s",
+        *_times(origin),
         f"{origin['workers']} worker(s) on {machine['cores']} cores of {machine['processor']}",
     ]
     return "; ".join(facts) + "."
+
+
+def _times(origin: Mapping[str, Any]) -> list[str]:
+    """How long the last call took and, where something is trained, how long the training.
+
+    Closed forms are computed by every call, so its time is all there is to say.
+    """
+    call = f"{origin['wall_seconds']:.0f} s"
+    if not origin.get("seeds"):
+        return [call]
+    facts = [f"{call} for the last call"]
+    if compute := origin.get("compute"):
+        seconds, what = compute["seconds"], f"{compute['count']} {compute['of']}"
+        if compute["complete"]:
+            facts.append(f"{what} trained in {duration(seconds)}, added up")
+        elif seconds >= 1:
+            facts.append(f"{what} trained in at least {duration(seconds)}, added up")
+        else:
+            facts.append(f"{what} trained in a time that was not recorded")
+        code = ", ".join(compute["code"])
+        if code != (origin["commit"] or f"noisewise {origin['noisewise']}"):
+            facts.append(f"code of the training: {code}")
+    return facts
 
 
 def write_index(folder: Path) -> Path:
