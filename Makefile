@@ -1,4 +1,4 @@
-# The commands of the project. `make demo` and `make test` need Python 3.11+, pip and nothing else.
+# The commands of the project. `make demo` and `make test` need Python 3.11+, pip, make and nothing else.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

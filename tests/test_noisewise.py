@@ -89,6 +89,25 @@ class TestSpread:
         assert found.rounds == 14
         assert found.value == pytest.approx(zeta2, abs=0.05 + 0.1 * zeta2)
 
+    def test_its_error_is_what_it_claims(self) -> None:
+        """Over many trials without own signals: unbiased, and as wide as the error says."""
+        ids, variance = [f"c{k}" for k in range(12)], np.geomspace(0.3, 30, 12)
+        rng = np.random.default_rng(0)
+        values, errors, certain = [], [], 0
+        for _ in range(200):
+            state: dict[str, np.ndarray] = {}
+            for _ in range(3):
+                noise = rng.normal(size=(400, 12)) * np.sqrt(variance / 400)
+                found, state = SpreadTracker().estimate(
+                    torch.from_numpy(noise), ids, variance, state
+                )
+            values.append(float(state["value"][0]))
+            errors.append(found.error)
+            certain += found.certain > 0
+        assert np.std(values) == pytest.approx(np.mean(errors), rel=0.2)
+        assert abs(np.mean(values)) < 4 * np.mean(errors) / np.sqrt(200)
+        assert certain <= 16  # about 2.3 % would be 5
+
     def test_the_same_noise_twice_would_be_taken_for_signal(self) -> None:
         """Power: the estimate rests on the noise being fresh."""
         ids, variance = [f"c{k}" for k in range(12)], np.geomspace(0.3, 30, 12)
@@ -163,7 +182,7 @@ class TestWeights:
     def test_own_signals_are_not_counted_twice(self) -> None:
         """They are in the estimated noise already: all rows are alike, there are no quiet ones."""
         noise = np.geomspace(0.3, 30, 12)
-        weights = played(NoiseWise(spread=2.0), two_sided(2.0, 12, seed=6))
+        weights = played(NoiseWise(spread=2.0, horizon=1), two_sided(2.0, 12, seed=6))
 
         def cost(w: np.ndarray) -> float:
             return float(np.sum(w**2 * noise) + 2.0 * np.sum((w - 1 / 12) ** 2))
@@ -171,6 +190,31 @@ class TestWeights:
         least = cost(noise_and_bias_weights(noise, 2.0))
         assert cost(weights) < 1.005 * least
         assert cost(noise_and_bias_weights(noise + 2.0, 2.0)) > 1.01 * least  # twice
+
+    def test_bias_adds_up_over_rounds_and_noise_does_not(self) -> None:
+        """What the model has moved after 40 rounds, against the mean of the true updates."""
+
+        def error(aggregator: NoiseWise) -> float:
+            rounds, state = two_sided(0.5, 40, seed=7), {}
+            rng = np.random.default_rng(7)
+            common = rng.normal(size=(P, 1)) / np.sqrt(P)
+            own = rng.normal(size=(P, 12)) * np.sqrt(0.5 / P)
+            moved = -len(rounds) * (common + own).mean(axis=1)
+            for number, updates in enumerate(rounds):
+                ids = tuple(f"c{k}" for k in range(12))
+                view = ServerView(UpdateMatrix(torch.from_numpy(updates), ids), number + 1)
+                answer = aggregator.aggregate(view, state)
+                state = dict(answer.state)
+                moved += answer.delta.numpy()
+            return float(moved @ moved)
+
+        each = error(NoiseWise(horizon=1))
+        assert error(NoiseWise()) < 0.6 * each
+        assert error(NoiseWise(spread=0)) > 0.95 * each
+
+    def test_alike_clients_get_inverse_variance_weights(self) -> None:
+        weights = played(NoiseWise(), two_sided(0.0, 40, seed=8))
+        assert signal_share(weights, np.geomspace(0.3, 30, 12)) > 0.99
 
     def test_different_data_move_weights_towards_the_target(self) -> None:
         far, near = (played(NoiseWise(), two_sided(z, 12, seed=4)) for z in (20.0, 0.0))
@@ -184,7 +228,7 @@ class TestWeights:
     @pytest.mark.parametrize(
         "options",
         [
-            {"smooth": 0}, {"spread": "guessed"}, {"spread": -1}, {"spread": True},
+            {"smooth": 0}, {"spread": "guessed"}, {"horizon": 0}, {"horizon": "weeks"}, {"spread": -1}, {"spread": True},
             {"target": "epsilon"}, {"signal": "steps"},
         ],
     )  # fmt: skip

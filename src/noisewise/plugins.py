@@ -27,7 +27,7 @@ def load_object(spec: str, field: str = "name") -> object:
     if not (module_name and colon and attribute):
         raise InvalidValueError(field, spec, form)
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does: a config names files beside it
+        sys.path.insert(0, os.getcwd())  # as `python -m` does: a config names files in it
     try:
         found: object = importlib.import_module(module_name)
         for part in attribute.split("."):

@@ -23,7 +23,7 @@ from noisewise.aggregation.weights import (
     proportional_weights,
     without_empty,
 )
-from noisewise.checks import positive_int
+from noisewise.checks import positive_int, positive_number
 from noisewise.errors import InvalidValueError
 from noisewise.noise.estimate import Estimator, NoiseEstimate
 from noisewise.noise.factor import Factor
@@ -46,6 +46,8 @@ class NoiseWise:
         spread: ``"estimated"`` weighs noise against the bias of leaving noisy clients' data out,
             with zeta^2 measured across rounds (`SpreadTracker`); a number is taken as zeta^2; 0
             gives inverse-variance weights.
+        horizon: for how many rounds a bias adds up while noise averages out: ``"rounds"`` takes
+            those that were played, a number is taken as it is, 1 looks at each round by itself.
         target: what the weights should be if there were no noise: ``"uniform"``, or by the numbers
             of ``"examples"``, which clients then have to disclose.
         signal: ``"equal"`` for updates that are divided by their steps; ``"loadings"`` estimates
@@ -56,6 +58,7 @@ class NoiseWise:
     estimator: Estimator = field(default_factory=Factor)
     smooth: int = 20
     spread: float | Literal["estimated"] = "estimated"
+    horizon: float | Literal["rounds"] = "rounds"
     target: Literal["uniform", "examples"] = "uniform"
     signal: Literal["equal", "loadings"] = "equal"
     guard: Guard | None = None
@@ -69,6 +72,8 @@ class NoiseWise:
         known = isinstance(self.spread, (int, float)) and not isinstance(self.spread, bool)
         if self.spread != "estimated" and not (known and 0 <= float(self.spread) < np.inf):
             raise InvalidValueError("spread", self.spread, 'must be "estimated" or a number >= 0')
+        if self.horizon != "rounds":
+            positive_number("horizon", self.horizon)
         if self.target not in ("uniform", "examples"):
             raise InvalidValueError("target", self.target, "must be uniform or examples")
         if self.signal not in ("equal", "loadings"):
@@ -88,12 +93,19 @@ class NoiseWise:
 
         def weigh(values: Tensor, ids: tuple[str, ...], cap: float) -> Weighed:
             target = proportional_weights([sizes[client] for client in ids]) if sizes else None
-            return self._weigh(values, ids, cap, target, state)
+            horizon = float(view.round if self.horizon == "rounds" else self.horizon)
+            return self._weigh(values, ids, cap, target, horizon, state)
 
         return guarded_sum(view, self.guard, weigh)
 
     def _weigh(
-        self, values: Tensor, ids: tuple[str, ...], cap: float, target: Vector | None, state: State
+        self,
+        values: Tensor,
+        ids: tuple[str, ...],
+        cap: float,
+        target: Vector | None,
+        horizon: float,
+        state: State,
     ) -> Weighed:
         tracker = NoiseTracker(self.estimator, memory=self.smooth)
         noise, noise_state = tracker.estimate(values, ids, _part(state, "noise"))
@@ -103,9 +115,9 @@ class NoiseWise:
         empty = ~(values != 0).any(dim=0).cpu().numpy()
         alone = without_empty(self._floored(_noise_alone(noise, spread * scale**2)), empty)
         if self.signal == "equal":
-            weights = noise_and_bias_weights(alone, spread, target, cap)
+            weights = noise_and_bias_weights(alone, horizon * spread, target, cap)
         else:
-            divided = noise_and_bias_weights(alone / scale**2, spread, target)
+            divided = noise_and_bias_weights(alone / scale**2, horizon * spread, target)
             weights = capped_weights(divided / scale, cap)
         details = {**noise.details, "spread": spread, "signal": scale}
         following = {
@@ -131,7 +143,7 @@ class NoiseWise:
         found, following = SpreadTracker(memory=self.smooth).estimate(
             values, ids, variance / scale**2, state
         )
-        return found.value, following
+        return found.certain, following
 
     def _scale(
         self, values: Tensor, ids: tuple[str, ...], variance: Vector, state: State

@@ -30,11 +30,18 @@ class SpreadEstimate:
     Attributes:
         value: zeta^2 >= 0, on the scale of ``||update||^2``: the energy of what a client's true
             update has of its own.
+        error: its standard error, from noise alone.
         rounds: pairs of rounds that it rests on; 0 says that nothing is known yet.
     """
 
     value: float
+    error: float
     rounds: float
+
+    @property
+    def certain(self) -> float:
+        """What is left of zeta^2 two standard errors below: 0 where clients may well be alike."""
+        return max(0.0, self.value - 2 * self.error)
 
 
 @dataclass(frozen=True)
@@ -78,24 +85,31 @@ class SpreadTracker:
         kept = np.unique(np.linspace(0, p - 1, min(p, self.coordinates)).astype(np.int64))
         rows = updates[kept].double().cpu().numpy() * np.sqrt(p / len(kept))
         precision = precisions(variance)
-        value = float(state["value"][0]) if state else 0.0
-        count = float(state["count"][0]) if state else 0.0
+        if "square" not in state:  # of an earlier version, or none
+            state = {}
+        value, square, count = (
+            float(state[name][0]) if state else 0.0 for name in ("value", "square", "count")
+        )
         before = [str(client) for client in state["ids"]] if state else []
         here = [i for i, client in enumerate(ids) if client in before]
         if state and len(here) > 1 and state["rows"].shape[0] == len(kept):
             there = [before.index(ids[i]) for i in here]
             products = state["rows"][:, there].T @ rows[:, here]
-            fresh = _own_part(products, state["precision"][there], precision[here])
+            pairs = np.outer(state["precision"][there], precision[here])
+            fresh, uncertain = _own_part(products, pairs)
             count += 1
-            value += (fresh - value) / min(count, self.memory)
+            share = 1 / min(count, self.memory)
+            value += share * (fresh - value)
+            square = (1 - share) ** 2 * square + share**2 * uncertain / len(kept)
         following = {
             "ids": np.array(list(ids), dtype=np.str_),
             "rows": rows,
             "precision": precision,
             "value": np.array([value]),
+            "square": np.array([square]),
             "count": np.array([count]),
         }
-        return SpreadEstimate(max(value, 0.0), count), following
+        return SpreadEstimate(max(value, 0.0), float(np.sqrt(square)), count), following
 
 
 def precisions(variance: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -103,15 +117,19 @@ def precisions(variance: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(variance > 0, 1 / np.maximum(variance, 1e-300), 0.0)
 
 
-def _own_part(
-    products: NDArray[np.float64], before: NDArray[np.float64], now: NDArray[np.float64]
-) -> float:
-    """Precision-weighted mean of the diagonal less that of the rest."""
-    weights = np.outer(before / before.max(), now / now.max())
+def _own_part(products: NDArray[np.float64], precision: NDArray[np.float64]) -> tuple[float, float]:
+    """Precision-weighted mean of the diagonal less that of the rest, and its variance times p.
+
+    The noise of a product has the variance 1 / (p precision), so the weighted mean of some of them
+    has 1 / (p sum of their precisions).
+    """
+    largest = float(precision.max(initial=0.0))
+    weights = precision / largest if largest > 0 else precision
     own = np.eye(len(products), dtype=bool)
     if not (np.any(weights[own]) and np.any(weights[~own])):
-        return 0.0
-    return float(
-        np.average(products[own], weights=weights[own])
-        - np.average(products[~own], weights=weights[~own])
+        return 0.0, 0.0
+    difference = np.average(products[own], weights=weights[own]) - np.average(
+        products[~own], weights=weights[~own]
     )
+    uncertain = (1 / weights[own].sum() + 1 / weights[~own].sum()) / largest
+    return float(difference), float(uncertain)
