@@ -228,8 +228,8 @@ class TestWeights:
     @pytest.mark.parametrize(
         "options",
         [
-            {"smooth": 0}, {"spread": "guessed"}, {"horizon": 0}, {"horizon": "weeks"}, {"spread": -1}, {"spread": True},
-            {"target": "epsilon"}, {"signal": "steps"},
+            {"smooth": 0}, {"spread": "guessed"}, {"spread": -1}, {"spread": True},
+            {"target": "epsilon"}, {"signal": "steps"}, {"horizon": 0}, {"horizon": "weeks"},
         ],
     )  # fmt: skip
     def test_bad_options_are_named(self, options: dict[str, object]) -> None:
