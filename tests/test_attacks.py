@@ -12,14 +12,22 @@ import numpy as np
 import pytest
 import torch
 from federation_helpers import small_clients, small_model, small_run
+from typer.testing import CliRunner
 
 from noisewise.aggregation import ServerView, UpdateMatrix, make_method, plan_clients
 from noisewise.aggregation.guard import Guard, count_small
 from noisewise.aggregation.noisewise import NoiseWise
 from noisewise.aggregation.policy import noise_floor, plan_noise
 from noisewise.aggregation.robust_hdp import RobustHDP
+from noisewise.cli import app
 from noisewise.data.specs import ClientSpec
 from noisewise.errors import InvalidValueError, NoHonestUpdateError
+from noisewise.experiments.attack_study import (
+    AttackCell,
+    attack_cells,
+    attack_rows,
+    run_cells,
+)
 from noisewise.experiments.config import ExperimentConfig, MethodConfig, load_config
 from noisewise.experiments.runner import Job, run
 from noisewise.experiments.setup import under_policy
@@ -27,6 +35,8 @@ from noisewise.federation import TrainingSettings, simulate
 from noisewise.federation.attacks import ATTACKS, Attack, attacked
 from noisewise.noise import Norm
 from noisewise.privacy.plan import make_plan
+from noisewise.report.attacks import attack_figure, attack_text
+from noisewise.report.sources import find_runs
 
 ROOT = Path(__file__).parents[1]
 P, N = 8000, 20
@@ -289,3 +299,124 @@ def test_a_policy_that_cannot_be_kept_is_named() -> None:
 def test_bad_attacks_in_a_config_are_named(attacks: list[dict[str, Any]]) -> None:
     with pytest.raises(InvalidValueError, match="attacks"):
         config(attacks=attacks)
+
+
+class TestStudy:
+    """All attacks against all methods: `noisewise attacks`."""
+
+    TWO = (
+        MethodConfig(name="RobustHDP", options={"estimator": "norm"}),
+        MethodConfig(name="RobustHDP", options={"estimator": "norm", "smooth": 1}),
+    )
+
+    def cells(
+        self,
+        attackers: Sequence[str] = ("client-00", "client-01"),
+        methods: Sequence[MethodConfig] = (MethodConfig(name="DPFedAvg"),),
+        attacks: Sequence[str] | None = ("zero",),
+        **changes: Any,
+    ) -> tuple[AttackCell, ...]:
+        return attack_cells(config(**changes), attackers, methods=methods, attacks=attacks)
+
+    def test_options_of_one_method_stay_apart(self, tmp_path: Path) -> None:
+        cells = self.cells(methods=self.TWO)
+        labels = list(dict.fromkeys(cell.label for cell in cells))
+        assert labels == [
+            "RobustHDP(estimator=norm)", "RobustHDP(estimator=norm) + guard",
+            "RobustHDP(estimator=norm, smooth=1)", "RobustHDP(estimator=norm, smooth=1) + guard",
+        ]  # fmt: skip
+        outcomes = list(run_cells(cells, tmp_path))
+        rows = attack_rows(outcomes)
+        assert [(row.method, row.attack) for row in rows] == [
+            (label, attack) for attack in ("no attack", "zero") for label in labels
+        ]
+        alone = {c.label: r.rounds[-1].mean_accuracy for c, r in outcomes if c.attack != "zero"}
+        assert all(row.without_attack == alone[row.method] for row in rows)
+        figure = attack_figure(rows)
+        shown = [label.get_text() for label in figure.axes[1].get_yticklabels()]
+        assert shown == labels
+        assert len(figure.axes[1].texts) == 8
+        lines = attack_text(rows).splitlines()
+        assert len({line.index("%") for line in lines[1:]}) == 1
+
+    def test_folders_tell_cells_and_studies_apart(self) -> None:
+        many = [f"client-0{k}" for k in range(10)]
+        studies = [
+            self.cells(methods=self.TWO, attacks=None),
+            self.cells(("client-01", "client-02"), self.TWO, None),
+            self.cells(many, self.TWO, None),
+            self.cells(many[::-1], self.TWO, None),
+        ]
+        for cells in studies:
+            assert len({cell.folder_name for cell in cells}) == len(cells)
+        hostile = [c.folder_name for cells in studies for c in cells if c.attack != "no attack"]
+        single = [c.folder_name for c in studies[2] if c.attack not in ("no attack", "sybils")]
+        assert len(set(hostile)) == len(hostile) - len(single)  # client-00 alone, in two of them
+        quiet = [{c.folder_name for c in s if c.attack == "no attack"} for s in studies]
+        assert all(names == quiet[0] for names in quiet)
+        assert max(map(len, hostile)) < 150
+
+    def test_other_attackers_go_on_in_the_same_folder(self, tmp_path: Path) -> None:
+        first = list(run_cells(self.cells(), tmp_path))
+        second = list(run_cells(self.cells(["client-01"]), tmp_path))
+        assert first[0][1].rounds == second[0][1].rounds
+        assert first[1][1].rounds != second[1][1].rounds
+
+    @pytest.mark.parametrize(
+        ("field", "value", "words"),
+        [
+            ("attackers", (), "one or more"),
+            ("attackers", ("client-00", "client-00"), "twice"),
+            ("attackers", ("client-00", "client-99"), "client-99.*among the clients client-00 to"),
+            ("methods", (), "one or more"),
+            ("methods", (MethodConfig(name="PFA"), MethodConfig(name="PFA")), "twice"),
+            ("attacks", (), "one or more"),
+            ("attacks", ("zero", "scaled", "zero"), "twice"),
+            ("attacks", ("krum",), "must be among"),
+        ],
+    )
+    def test_bad_lists_are_named_before_anything_runs(
+        self, field: str, value: Any, words: str
+    ) -> None:
+        with pytest.raises(InvalidValueError, match=words) as error:
+            self.cells(**{field: value})
+        assert error.value.field == field
+
+    @pytest.mark.parametrize("option", ["--attackers", "--methods", "--attacks"])
+    def test_an_empty_option_is_named(self, option: str, tmp_path: Path) -> None:
+        demo = str(ROOT / "configs" / "demo.toml")
+        words = ["attacks", demo, option, " , ", "-o", str(tmp_path / "out")]
+        error = CliRunner().invoke(app, words).exception
+        assert isinstance(error, InvalidValueError)
+        assert error.field == option
+        assert not (tmp_path / "out").exists()
+
+    def test_reports_tell_attacks_and_guards_apart(self, tmp_path: Path) -> None:
+        methods = (MethodConfig(name="NoiseWise"), MethodConfig(name="DPFedAvg"))
+        cells = self.cells(methods=methods, attacks=["zero", "scaled"])
+        list(run_cells(cells, tmp_path))
+        for cell in cells:
+            written = load_config(tmp_path / "runs" / cell.folder_name / "config.toml")
+            assert written.attacks == cell.config.attacks
+            assert written.policy == cell.config.policy
+        sets = find_runs([tmp_path]).sets
+        assert len(sets) == 6  # two attacks and none, each with a guard and without
+        assert {len(one.results) for one in sets} == {1, 2}
+        for one in sets:
+            assert set(one.settings) == {"attacks", "policy.tolerated_attackers"}
+        names = " ".join(one.name for one in sets)
+        assert names.count('"kind": "zero", "clients": ["client-00"]') == 2
+        assert names.count("policy.tolerated_attackers = 1") == 3
+
+    def test_a_folder_of_other_settings_is_refused_before_anything_runs(
+        self, tmp_path: Path
+    ) -> None:
+        list(run_cells(self.cells(), tmp_path))
+        there = sorted(tmp_path.rglob("config.toml"))
+        before = [file.read_bytes() for file in there]
+        played: list[AttackCell] = []
+        other = self.cells(attacks=["scaled", "zero"], **{"training.clip_norm": 2.0})
+        with pytest.raises(InvalidValueError, match=r"training\.clip_norm = 1\.0"):
+            list(run_cells(other, tmp_path, on_cell=played.append))
+        assert not played
+        assert [file.read_bytes() for file in there] == before

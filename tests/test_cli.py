@@ -15,6 +15,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from noisewise.cli import main
+from noisewise.experiments import comparison
+from noisewise.experiments.config import dump_config, load_config
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "configs" / "demo.toml"
@@ -356,16 +358,44 @@ def test_help_explains_arguments(words: list[str], expected: str, noisewise: Noi
         (["compare", DEMO, "--methods", " , "], 2, "--methods = ' , ': must be one or more names"),
         (["reproduce", "noise-table", "--dists", ""], 2, "--dists = '': must be one or more"),
         (["run", DEMO, "--set", "training.rounds=1,2"], 2, "only `compare` sweeps several"),
-        (["run", DEMO, "--output", "taken/x"], 1, "Not a directory"),
+        (["run", DEMO, "--output", "taken/x"], 2, "must be a folder, and taken is a file"),
+        (["compare", DEMO, "--output", "taken"], 2, "must be a folder, and taken is a file"),
+        (
+            ["compare", DEMO, "--set", "training.clip_norm=1.0,2.0", "--output", "taken"],
+            2,
+            "must be a folder, and taken is a file",
+        ),
+        (["compare", DEMO, "--set", "model.name=nosuch"], 2, "model = 'nosuch'"),
+        (["compare", DEMO, "--output", "other"], 2, "holds runs with training.rounds = 1, not 20"),
+        (["compare", DEMO, "--output", "mine"], 2, "holds a config.toml that is no comparison's"),
+        (
+            ["compare", "mine/config.toml", "--output", "mine", "--set", "training.rounds=2"],
+            2,
+            "holds a config.toml that is no comparison's",
+        ),
         (["population", DEMO, "--output", "taken"], 1, "taken: File exists"),
         (["reproduce", "noise-table", "--output", "taken"], 1, "taken: File exists"),
     ],
 )
 def test_what_cannot_be_is_one_line(
-    words: list[str], code: int, said: str, noisewise: Noisewise, tmp_path: Path
+    words: list[str],
+    code: int,
+    said: str,
+    noisewise: Noisewise,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "taken").write_text("a file, not a folder")
+    changed = dump_config(load_config(DEMO, {"training.rounds": 1}))
+    (tmp_path / "other" / "runs" / "RobustHDP-seed0").mkdir(parents=True)
+    (tmp_path / "other" / "runs" / "RobustHDP-seed0" / "run.json").touch()
+    (tmp_path / "other" / "config.toml").write_text(changed)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.toml").write_bytes(DEMO.read_bytes())
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    monkeypatch.setattr(comparison, "warm_up", lambda *_: pytest.fail("has planned first"))
     out = noisewise(*words, folder=tmp_path)
+    assert before == {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
     assert out.returncode == code
     assert out.stderr.startswith("noisewise: ")
     assert said in out.stderr

@@ -21,6 +21,8 @@ BASE: dict[str, Any] = {
     "model": {"name": "softmax"},
     "training": {"rounds": 3, "learning_rate": 0.1, "clip_norm": 1.0},
 }
+ATTACK = {"kind": "zero", "clients": ["a"]}
+PERMITTED = {"epsilon": 1.0, "delta": 1e-3, "n_examples": 100, "batch_size": 8}
 
 
 def changed(path: str, value: object) -> dict[str, Any]:
@@ -60,6 +62,10 @@ def changed(path: str, value: object) -> dict[str, Any]:
         ("compare.methods", [], "at least 1"),
         ("compare.methods", [{"name": "WeiAvg", "lr": 1}], "unknown key"),
         ("compare.seeds", 0, "greater than or equal to 1"),
+        ("attacks", [ATTACK | {"strenght": 1.0}], "clients, kind, strength"),
+        ("attacks", [ATTACK, {"knd": "zero"}], "attacks.1.kind = None: is missing"),
+        ("policy.permitted", [{"eps": 2.0}], "permitted.0.epsilon = None: is missing"),
+        ("policy.permitted", [PERMITTED, PERMITTED | {"eps": 2.0}], "batch_size, delta, epsilon"),
         ("model", "softmax", "a table"),
         ("seed", -1, "greater than or equal to 0"),
     ],

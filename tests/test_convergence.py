@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from noisewise.aggregation.weights import inverse_variance_weights
@@ -95,10 +96,34 @@ def test_one_local_step_is_allowed() -> None:
     [
         ("weights", [0.5, 0.2, 0.2]), ("steps", [0.5, 4, 3]), ("steps", [4, 3]),
         ("gradient_variance", [1, -1, 1]), ("learning_rate", 0), ("rounds", 0), ("gap", -1),
-        ("smoothness", float("nan")), ("target", [1, 1, 1]),
+        ("smoothness", float("nan")), ("target", [1, 1, 1]), ("target", [0.5, 0.5]),
+        ("target", ["a", "b", "c"]), ("weights", ["a", "b", "c"]), ("weights", [[0.5], [0.3, 0.2]]),
+        ("steps", [float("inf"), 4, 3]), ("steps", ["a", 4, 3]), ("steps", None),
+        ("gradient_variance", [1, 1]), ("gradient_variance", ["a", 1, 1]),
+        ("gradient_variance", [float("inf"), 1, 1]), ("gap", np.float64(-1)), ("gap", "much"),
+        ("lipschitz", np.float64("nan")), ("heterogeneity", True),
     ],
 )  # fmt: skip
 def test_bad_values_are_named(field: str, value: object) -> None:
     setting = {"weights": [0.5, 0.3, 0.2], **SETTING, field: value}
-    with pytest.raises(InvalidValueError, match=field):
+    with pytest.raises(InvalidValueError, match=field) as error:
         convergence_bound(**setting)
+    assert error.value.field == field
+    if field in ("gap", "lipschitz", "heterogeneity"):
+        assert ">= 0" in error.value.allowed
+
+
+@pytest.mark.parametrize("field", ["gap", "lipschitz", "heterogeneity"])
+@pytest.mark.parametrize("zero", [np.float64(0), np.float32(0), np.int64(0), -0.0])
+def test_any_zero_is_allowed(field: str, zero: object) -> None:
+    weights = [0.5, 0.3, 0.2]
+    plain = convergence_bound(weights=weights, **(SETTING | {field: 0}))
+    assert convergence_bound(weights=weights, **(SETTING | {field: zero})) == plain
+
+
+def test_one_gradient_variance_is_that_of_all() -> None:
+    same, each = (
+        convergence_bound(weights=[0.5, 0.3, 0.2], **(SETTING | {"gradient_variance": v}))
+        for v in (2.0, [2.0] * 3)
+    )
+    assert same == each

@@ -75,3 +75,15 @@ def test_alone_or_without_noise_nothing_is_known() -> None:
     assert lone.tolist() == [1.0]
     silent, _ = SignalTracker().estimate(torch.ones(5, 2), ["a", "b"], np.zeros(2), {})
     assert silent.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("known", [0, 1])
+def test_a_round_whose_noise_is_not_known_says_nothing(known: int) -> None:
+    ids, state = [f"c{k}" for k in range(N)], {}
+    for updates in rounds(3.0, 3):
+        _, state = SignalTracker().estimate(torch.from_numpy(updates), ids, VARIANCE, state)
+    variance = np.where(np.arange(N) < known, VARIANCE, 0.0)
+    found, _ = SignalTracker().estimate(
+        torch.zeros(P, N, dtype=torch.float64), ids, variance, state
+    )
+    assert np.array_equal(found, np.ones(N))

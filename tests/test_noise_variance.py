@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from noisewise.noise.variance import (
     excess_noise,
     gradient_noise_variance,
     oracle_noise,
+    signal_share,
     update_noise_variance,
 )
 
@@ -116,3 +119,37 @@ def test_noise_of_the_aggregate_at_the_edges() -> None:
     assert oracle_noise([1e-320, 1e-320]) == pytest.approx(5e-321, rel=0.01)
     with pytest.raises(InvalidValueError, match="weights"):
         aggregate_noise([1.0], [1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("field", "arguments"),
+    [
+        ("weights", ([], [])), ("weights", ([1.0], [1.0, 2.0])), ("weights", (["a"], [1.0])),
+        ("variance", ([1.0], ["a"])), ("steps", ([0.5, 0.5], [1.0, 2.0], [1, 2, 3])),
+        ("steps", ([0.5, 0.5], [1.0, 2.0], [2])), ("steps", ([0.5, 0.5], [1.0, 2.0], "ab")),
+        ("reference", ([0.5, 0.5], [1.0, 2.0], 1.0, [1.0, 2.0, 3.0])),
+        ("reference", ([0.5, 0.5], [1.0, 2.0], 1.0, [1.0])),
+        ("reference", ([0.5, 0.5], [1.0, 2.0], 1.0, [])),
+    ],
+)  # fmt: skip
+def test_bad_shapes_of_a_signal_share_are_named(field: str, arguments: tuple) -> None:
+    with pytest.raises(InvalidValueError) as error:
+        signal_share(*arguments)
+    assert error.value.field == field
+
+
+def test_signal_share_where_all_is_noise() -> None:
+    assert signal_share([0.5, 0.5], [np.inf, np.inf]) == 0.0
+    assert signal_share([0.5, 0.5], [1.0, np.inf]) == 0.0
+    assert signal_share([1.0, 0.0], [1.0, np.inf]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("call", [oracle_noise, lambda v: excess_noise([], v)])
+def test_no_clients_are_named(call: Callable[[list], float]) -> None:
+    with pytest.raises(InvalidValueError, match="variance"):
+        call([])
+
+
+def test_weights_that_are_no_numbers_are_named() -> None:
+    with pytest.raises(InvalidValueError, match="weights"):
+        aggregate_noise(["a"], [1.0])  # type: ignore[list-item]

@@ -18,6 +18,7 @@ from noisewise.aggregation.weights import inverse_variance_weights, noise_and_bi
 from noisewise.data.populations import authors_population
 from noisewise.data.specs import ClientSpec
 from noisewise.errors import InvalidValueError
+from noisewise.federation.attacks import Attack
 from noisewise.noise.spread import SpreadTracker
 from noisewise.noise.variance import signal_share
 from noisewise.privacy.plan import make_plan
@@ -128,6 +129,42 @@ class TestSpread:
             )
         assert found.value == pytest.approx(2.0, rel=0.3)
 
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize("level", [0.0, np.inf])
+    @pytest.mark.parametrize("memory", [1, 20])
+    def test_rounds_without_known_noise_say_nothing(self, level: float, memory: int) -> None:
+        """All updates zero, or all variances infinite: 0 at first, then what was known before."""
+        ids, variance = [f"c{k}" for k in range(12)], np.geomspace(0.3, 30, 12)
+        first, second, third, fourth = map(torch.from_numpy, two_sided(4.0, 4, seed=3))
+        tracker, state = SpreadTracker(memory), {}
+        for _ in range(3):
+            found, state = tracker.estimate(0 * first, ids, np.full(12, level), state)
+            assert (found.value, found.error, found.certain, found.rounds) == (0, 0, 0, 0)
+        for updates in (first, second):
+            known, state = tracker.estimate(updates, ids, variance, state)
+        assert known.rounds == 1
+        assert known.certain > 1
+        for updates, noise in ((0 * third, np.full(12, level)), (fourth, variance)):
+            found, state = tracker.estimate(updates, ids, noise, state)
+            assert found == known
+
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize("scale", [1e-200, 1e-100, 1e100, 1e200])
+    def test_its_units_do_not_matter(self, scale: float) -> None:
+        """Products of precisions would overflow; updates this large or small have no spread."""
+        ids, variance = [f"c{k}" for k in range(12)], np.geomspace(0.3, 30, 12)
+        known, one, found, state = None, {}, None, {}
+        for updates in map(torch.from_numpy, two_sided(4.0, 3, seed=3)):
+            known, one = SpreadTracker().estimate(updates, ids, variance, one)
+            shrunk = updates * np.sqrt(scale)
+            found, state = SpreadTracker().estimate(shrunk, ids, variance * scale, state)
+        assert known is not None
+        assert found is not None
+        assert found.value == pytest.approx(scale * known.value, rel=1e-9)
+        assert found.rounds == known.rounds == 2
+        assert np.isfinite(found.error)
+        assert found.certain <= found.value
+
 
 def played(aggregator: NoiseWise, rounds: list[np.ndarray]) -> np.ndarray:
     """Weights after the last of some rounds."""
@@ -220,6 +257,30 @@ class TestWeights:
         far, near = (played(NoiseWise(), two_sided(z, 12, seed=4)) for z in (20.0, 0.0))
         assert far.max() < 0.5 * near.max()
         assert played(NoiseWise(spread=0), two_sided(20.0, 12, seed=4)).max() > far.max()
+
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize("options", [{}, {"spread": 1.0}, {"target": "uniform", "smooth": 1}])
+    @pytest.mark.parametrize("pattern", ["0000", "1000", "0101", "1010", "1001"])
+    def test_rounds_of_zeros_leave_weights_sound(
+        self, options: dict[str, object], pattern: str
+    ) -> None:
+        rounds = [int(c) * u for c, u in zip(pattern, two_sided(4.0, 4, seed=9), strict=True)]
+        for played_so_far in range(1, 5):
+            weights = played(NoiseWise(**options), rounds[:played_so_far])  # type: ignore[arg-type]
+            assert np.all(weights >= 0)
+            assert weights.sum() == pytest.approx(1)
+            if pattern[played_so_far - 1] == "0":
+                np.testing.assert_allclose(weights, 1 / 12)
+
+    @pytest.mark.parametrize("options", [None, {"normalise": False}])
+    def test_a_run_in_which_all_send_zeros_ends(self, options: dict[str, object] | None) -> None:
+        clients = small_clients()
+        attack = Attack("zero", tuple(client.spec.id for client in clients))
+        run = small_run("NoiseWise", rounds=3, clients=clients, options=options, attacks=[attack])
+        assert run.status == "finished"
+        for record in run.rounds:
+            assert list(record.weights.values()) == pytest.approx([1 / 4] * 4)
+            assert record.noise_estimate == dict.fromkeys(record.weights, 0.0)
 
     def test_examples_as_target_are_a_disclosure(self) -> None:
         assert not NoiseWise().needs

@@ -12,7 +12,7 @@ from federation_helpers import small_clients, small_model
 from noisewise.aggregation import make_method, plan_clients
 from noisewise.errors import InvalidValueError, NoisewiseError, UpdateError
 from noisewise.experiments.comparison import compare, comparison_jobs
-from noisewise.experiments.config import ExperimentConfig, load_config
+from noisewise.experiments.config import ExperimentConfig, dump_config, load_config
 from noisewise.experiments.runner import check_runnable, run
 from noisewise.experiments.setup import read_dataset
 from noisewise.federation import TrainingSettings, simulate
@@ -122,6 +122,48 @@ def test_a_folder_of_other_settings_is_refused_before_it_is_touched(tmp_path: Pa
         assert (tmp_path / "config.toml").read_bytes() == before
     same = config(compare__seeds=7, training__executor="serial")
     assert compare(same, jobs, tmp_path).failures == {}
+
+
+@pytest.mark.parametrize("beside", [None, "runs/config/RobustHDP-seed0/run.json", "remark"])
+def test_a_config_of_the_users_own_is_not_replaced(beside: str | None, tmp_path: Path) -> None:
+    wanted = config()
+    jobs = comparison_jobs(wanted, ["DPFedAvg"], 1)
+    if beside == "remark":  # a comparison's folder whose config was edited by hand
+        compare(wanted, jobs, tmp_path)
+    elif beside is not None:  # runs/ that is the default output of other commands
+        (tmp_path / beside).parent.mkdir(parents=True)
+        (tmp_path / beside).touch()
+    mine = tmp_path / "config.toml"
+    remark = "# mine\n" if beside == "remark" else ""
+    mine.write_text(remark + dump_config(wanted).replace("seeds = ", "seeds  = "))
+    before = mine.read_bytes()
+    with pytest.raises(InvalidValueError, match=r"config\.toml that is no comparison's"):
+        compare(load_config(mine), jobs, tmp_path)
+    assert mine.read_bytes() == before
+    assert len(list(tmp_path.rglob("result.json"))) == int(beside == "remark")
+
+
+def test_a_comparison_that_has_only_begun_goes_on(tmp_path: Path) -> None:
+    """It was ended before its first run; one of an older version has not even runs/."""
+    wanted = config()
+    jobs = comparison_jobs(wanted, ["DPFedAvg"], 1)
+    for made in ("new/runs", "failed/runs/DPFedAvg-seed0", "killed/runs/DPFedAvg-seed0", "old"):
+        (tmp_path / made).mkdir(parents=True)
+        if made.startswith("killed"):
+            (tmp_path / made / ".training.lock").touch()
+        folder = tmp_path / made.partition("/")[0]
+        first = wanted if made == "old" else config(compare__seeds=5)
+        (folder / "config.toml").write_text(dump_config(first))
+        assert compare(wanted, jobs, folder).failures == {}
+        assert (folder / "config.toml").read_text() == dump_config(wanted)
+
+
+@pytest.mark.parametrize("below", ["", "new/folder"])
+def test_a_file_in_place_of_the_folder_is_refused(below: str, tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    wanted = config()
+    with pytest.raises(InvalidValueError, match=r"must be a folder, and .*notes is a file"):
+        compare(wanted, comparison_jobs(wanted, ["DPFedAvg"], 1), tmp_path / "notes" / below)
 
 
 def finish(folder: Path, **options: float) -> float:

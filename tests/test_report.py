@@ -6,13 +6,21 @@ import csv
 import io
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from federation_helpers import small_run
 
+from noisewise.aggregation.methods import METHODS
+from noisewise.errors import InvalidValueError
 from noisewise.federation import RunResult
 from noisewise.report import as_csv, as_markdown, as_text, explain, method_rows, write_comparison
+from noisewise.report.chart import INK, MUTED, method_looks
+from noisewise.report.client_figures import look_name
+from noisewise.report.comparison import write_report
+from noisewise.report.figures import noise_chart, weights_chart
+from noisewise.report.sources import RunSet, find_runs
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +89,39 @@ def test_the_explanation_follows_the_figures(runs: list[RunResult]) -> None:
     assert "ahead" not in level
 
 
+@pytest.mark.parametrize("line", ["5", "null", "[]", "{}"])
+def test_a_run_with_a_line_that_is_no_record_is_left_out(line: str, tmp_path: Path) -> None:
+    for name in ("sound", "bad"):
+        small_run("DPFedAvg", rounds=1, folder=tmp_path / "runs" / name)
+    (tmp_path / "runs" / "bad" / "rounds.jsonl").write_text(f"{line}\n")
+    found = find_runs([tmp_path])
+    assert [len(one.results) for one in found.sets] == [1]
+    (note,) = found.notes
+    assert "bad is left out: it must hold a finished run" in note
+
+
+def test_an_artefact_is_no_run_and_hides_none(tmp_path: Path) -> None:
+    small_run("DPFedAvg", rounds=1, folder=tmp_path / "runs" / "one")
+    (tmp_path / "result.json").write_text('{"artefact": "accuracy-mnist", "holds": true}')
+    found = find_runs([tmp_path])
+    assert [len(one.results) for one in found.sets] == [1]
+    assert found.notes == ()
+    (tmp_path / "result.json").write_text('{"artefact')
+    with pytest.raises(InvalidValueError, match="1 damaged or just begun"):
+        find_runs([tmp_path])
+
+
+def test_no_runs_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    for write in (
+        lambda: write_comparison([], tmp_path),
+        lambda: write_report([], tmp_path),
+        lambda: write_report([RunSet(())], tmp_path),
+    ):
+        with pytest.raises(InvalidValueError, match="must be one or more runs"):
+            write()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("case", ["one run", "not private", "diverged", "one client"])
 def test_odd_comparisons_are_written_too(case: str, tmp_path: Path, runs: list[RunResult]) -> None:
     from federation_helpers import small_clients
@@ -94,3 +135,113 @@ def test_odd_comparisons_are_written_too(case: str, tmp_path: Path, runs: list[R
     files = write_comparison(chosen, tmp_path)
     assert all(file.stat().st_size > 0 for file in files)
     assert {"report.md", "table.csv", "summary.json"} <= {file.name for file in files}
+
+
+BUILT_IN = [
+    "NoiseWise", "RobustHDP", "WeiAvg", "PFA", "BudgetAvg", "DPFedAvg", "MinEpsilon", "FedAvg",
+    "Oracle",
+]  # fmt: skip
+
+
+class TestLooks:
+    def test_a_method_looks_alike_in_all_figures(self) -> None:
+        assert set(BUILT_IN) == set(METHODS)
+        usual = method_looks(BUILT_IN)
+        assert (usual["Oracle"].colour, usual["FedAvg"].colour) == (MUTED, INK)
+        assert len({look.colour for look in usual.values()}) == len(BUILT_IN)
+        assert len({look.marker for look in usual.values()}) == len(BUILT_IN)
+        for number, method in enumerate(BUILT_IN):
+            own = [f"own:Method{k}" for k in range(number)]
+            turned = [*own, *BUILT_IN[number:], *BUILT_IN[:number]]
+            assert method_looks(turned)[method] == usual[method]
+            assert method_looks([method])[method] == usual[method]
+            assert method_looks([f"{method}(smooth=1)"])[f"{method}(smooth=1)"] == usual[method]
+
+    def test_options_of_a_method_that_stands_there_twice_look_different(self) -> None:
+        several = ["RobustHDP(estimator=norm)", "RobustHDP", "RobustHDP(estimator=pcp)", "WeiAvg"]
+        for listed in (several, several[::-1]):
+            looks = method_looks(listed)
+            assert list(looks) == listed
+            assert len({look.colour for look in looks.values()}) == 4
+            assert looks["RobustHDP"] == method_looks(["RobustHDP"])["RobustHDP"]
+
+    def test_own_methods_get_what_is_left(self) -> None:
+        own = [f"own:Method{k}" for k in range(30)]
+        looks = method_looks([*own[:5], "NoiseWise", "Oracle", *own[5:], "PFA"])
+        assert len({(look.colour, look.marker) for look in looks.values()}) == 33  # as points
+        assert len({look.colour for look in looks.values()}) == 8
+        lines = [looks[name] for name in ("NoiseWise", "PFA", *own[:19])]
+        assert len({(look.colour, look.line) for look in lines}) == 21
+        assert all(looks[name].line != "--" for name in own)
+        assert looks["own:Method0"].colour == method_looks(["RobustHDP"])["RobustHDP"].colour
+        words = {look_name(look.marker) for name, look in looks.items() if name in own}
+        assert len(words) == 7
+
+    def test_nothing_is_asked_for(self) -> None:
+        assert method_looks([]) == {}
+
+
+def ratios(runs: list[RunResult], noises: dict[str, float]) -> list[RunResult]:
+    """Runs under these names, whose noise is so many times the oracle's."""
+    run = next(r for r in runs if r.method == "RobustHDP")
+    return [
+        replace(scored(run, 0.8 + 0.001 * k, noise), method=name)
+        for k, (name, noise) in enumerate(noises.items())
+    ]
+
+
+@pytest.mark.parametrize(
+    ("largest", "scale"), [(1.0, "linear"), (1.001, "linear"), (1.9, "linear"), (2.5, "log")]
+)
+def test_the_axis_of_noise_has_numbers(largest: float, scale: str, runs: list[RunResult]) -> None:
+    chart = noise_chart(ratios(runs, {"Oracle": 1.0, "DPFedAvg": largest}))
+    assert chart is not None
+    axes = chart.figure.axes[0]
+    assert axes.get_xscale() == scale
+    assert ("log" in axes.get_xlabel()) == (scale == "log")
+    chart.figure.draw_without_rendering()
+    low, high = axes.get_xlim()
+    ticks = [*axes.xaxis.get_major_ticks(), *axes.xaxis.get_minor_ticks()]
+    shown = sorted(
+        ((tick.get_loc(), tick.label1) for tick in ticks if low <= tick.get_loc() <= high
+         and tick.label1.get_text()),
+        key=lambda pair: pair[0],
+    )  # fmt: skip
+    assert len({label.get_text() for _, label in shown}) == len(shown) >= 2
+    boxes = [label.get_window_extent() for _, label in shown]
+    assert all(a.x1 < b.x0 for a, b in pairwise(boxes))
+    assert axes.xaxis.get_offset_text().get_text() == ""
+
+
+def test_names_of_points_do_not_collide(runs: list[RunResult]) -> None:
+    run = next(r for r in runs if r.method == "RobustHDP")
+    points = [(0.8, 1.0), (0.8, 4.0), (0.81, 4.1), (0.2, 16.0)]
+    several = [
+        replace(scored(run, *point), method=f"RobustHDP(estimator=norm, smooth={k})")
+        for k, point in enumerate(points)
+    ]
+    chart = noise_chart(several)
+    assert chart is not None
+    chart.figure.draw_without_rendering()
+    texts = [text for text in chart.figure.axes[0].texts if text.get_text()]
+    assert len(texts) == len(points)
+    boxes = [text.get_window_extent() for text in texts]
+    assert not any(a.overlaps(b) for k, a in enumerate(boxes) for b in boxes[:k])
+
+
+def test_a_legend_of_long_names_stays_in_its_figure(runs: list[RunResult]) -> None:
+    run = next(r for r in runs if r.method == "RobustHDP")
+    several = []
+    for k in range(5):
+        rounds = [replace(r, weights={c: w + 0.01 * k for c, w in r.weights.items()})
+                  for r in run.rounds]  # fmt: skip
+        name = f"RobustHDP(estimator=norm, smooth={k})"
+        several.append(replace(run, method=name, rounds=tuple(rounds)))
+    for chosen in (several, [r for r in runs if r.seed == 0]):
+        chart = weights_chart(chosen)
+        assert chart is not None
+        chart.figure.draw_without_rendering()
+        (legend,) = chart.figure.legends
+        box = legend.get_window_extent()
+        assert box.x0 >= 0
+        assert box.x1 <= chart.figure.bbox.x1

@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from noisewise.aggregation.weights import inverse_variance_weights, proportional_weights
+from noisewise.aggregation.weights import (
+    inverse_variance_weights,
+    noise_and_bias_weights,
+    proportional_weights,
+)
 from noisewise.errors import InvalidValueError
 from noisewise.noise.variance import aggregate_noise
 
@@ -121,3 +125,25 @@ def test_proportional() -> None:
     assert proportional_weights([0.0, 1e308, 1e308]) == pytest.approx([0, 0.5, 0.5])
     with pytest.raises(InvalidValueError, match="values"):
         proportional_weights([0.0, 0.0])
+
+
+@pytest.mark.parametrize("cap", [float("nan"), 0.3, -1.0])
+def test_impossible_caps_are_named_where_noise_meets_bias(cap: float) -> None:
+    for spread in (0.0, 1.0):
+        with pytest.raises(InvalidValueError, match="cap"):
+            noise_and_bias_weights([1.0, 4.0], spread, None, cap)
+
+
+@pytest.mark.parametrize("cap", [1.5, float("inf")])
+def test_a_cap_above_one_is_none(cap: float) -> None:
+    v = [1.0, 4.0, np.inf]
+    for spread in (0.0, 1.0):
+        wanted = noise_and_bias_weights(v, spread)
+        assert noise_and_bias_weights(v, spread, None, cap) == pytest.approx(wanted)
+    assert inverse_variance_weights(v, 0.0, cap) == pytest.approx([0.8, 0.2, 0.0])
+
+
+def test_a_spread_that_is_no_number_is_named() -> None:
+    with pytest.raises(InvalidValueError, match="spread"):
+        noise_and_bias_weights([1.0, 4.0], "much")  # type: ignore[arg-type]
+    assert noise_and_bias_weights([1.0, 4.0], np.float64(0)) == pytest.approx([0.8, 0.2])

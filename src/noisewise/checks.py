@@ -21,20 +21,29 @@ def positive_number(field: str, value: object) -> float:
 
     Booleans, strings, None, NaN and infinities are refused by name of the field.
     """
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise InvalidValueError(field, value, "must be a finite number > 0")
-    try:
-        number = float(value)
-    except OverflowError:  # a whole number beyond the range of floats
-        number = math.inf
-    if not math.isfinite(number) or number <= 0:
+    number = _finite(value)
+    if number is None or number <= 0:
         raise InvalidValueError(field, value, "must be a finite number > 0")
     return number
 
 
 def non_negative_number(field: str, value: object) -> float:
     """``value`` as a finite float >= 0."""
-    return 0.0 if type(value) in (int, float) and value == 0 else positive_number(field, value)
+    number = _finite(value)
+    if number is None or number < 0:
+        raise InvalidValueError(field, value, "must be a finite number >= 0")
+    return abs(number)  # -0.0 is 0
+
+
+def _finite(value: object) -> float | None:
+    """``value`` as a float, or None if it is no finite number."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number beyond the range of floats
+        return None
+    return number if math.isfinite(number) else None
 
 
 def fraction(field: str, value: object, *, one_allowed: bool = True) -> float:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["cache_dir", "file_lock", "write_atomic"]
+__all__ = ["cache_dir", "file_lock", "sole_lock", "write_atomic"]
+
+_HELD: dict[tuple[int, str], object] = {}  # by process and path: a fork's memory is a copy
+_PAUSE = 0.05
 
 
 def cache_dir() -> Path:
@@ -41,6 +46,68 @@ def file_lock(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterato
             on_wait()
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def sole_lock(path: Path, patience: float = 0.0) -> Iterator[None]:
+    """Hold the lock of a file that is there for nothing else, and remove the file at the end.
+
+    Threads of one process exclude each other too. The lock goes with the very process that took it:
+    a killed one leaves none behind, though workers that it forked live on for a moment. That is
+    what POSIX record locks do; closing another handle on the file would lose it. Where the system
+    has no such locks, only threads of this process exclude each other.
+
+    Args:
+        path: of the file, in a folder that exists.
+        patience: seconds to wait for another process.
+
+    Raises:
+        BlockingIOError: if another thread or process holds it still.
+    """
+    own, mark = os.getpid(), object()
+    key = own, str(path.resolve())
+    if _HELD.setdefault(key, mark) is not mark:
+        raise BlockingIOError(errno.EAGAIN, "is locked by another thread", str(path))
+    try:
+        file = _lock(path, time.monotonic() + patience)
+        try:
+            yield
+        finally:
+            if file is not None and os.getpid() == own:
+                path.unlink(missing_ok=True)  # before the lock goes, so nobody has locked it yet
+            if file is not None:
+                os.close(file)
+    finally:
+        del _HELD[key]
+
+
+def _lock(path: Path, deadline: float) -> int | None:
+    """The descriptor of a locked file; None where there are no locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(file)
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                path.unlink(missing_ok=True)
+                return None  # a file system without locks
+            if time.monotonic() >= deadline:
+                raise BlockingIOError(
+                    errno.EAGAIN, "is locked by another process", str(path)
+                ) from error
+            time.sleep(_PAUSE)
+            continue
+        try:
+            if os.path.samestat(os.fstat(file), os.stat(path)):
+                return file
+        except FileNotFoundError:
+            pass
+        os.close(file)  # the one before removed it after we had opened it
 
 
 def write_atomic(path: Path, content: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from noisewise.checks import non_negative_number
 from noisewise.errors import InvalidValueError
 
 __all__ = [
@@ -50,10 +51,7 @@ def inverse_variance_weights(
         raise InvalidValueError("variance", variance, "at least one must be finite")
     if not 0 <= floor <= (1 + _ROUNDING) / n:
         raise InvalidValueError("floor", floor, f"must be in [0, 1/n] = [0, {1 / n:g}]")
-    if not cap * n >= 1 - _ROUNDING:
-        raise InvalidValueError(
-            "cap", cap, f"must be at least 1/n = {1 / n:g}, or no weights can sum to 1"
-        )
+    cap = _sound_cap(cap, n)
     weights = np.full(n, float(floor))
     # Cheapest class first: noise-free clients, then those with noise, then the infinite ones.
     for group in (v == 0, (v > 0) & np.isfinite(v), np.isinf(v)):
@@ -96,8 +94,8 @@ def noise_and_bias_weights(
         [0.5, 0.5]
     """
     v = _vector("variance", variance)
-    if not (np.isfinite(spread) and spread >= 0):
-        raise InvalidValueError("spread", spread, "must be finite and >= 0")
+    spread = non_negative_number("spread", spread)
+    cap = _sound_cap(cap, v.size)
     lam = np.full(v.size, 1 / v.size) if target is None else _vector("target", target)
     if lam.shape != v.shape or abs(float(lam.sum()) - 1) > 1e-6:
         raise InvalidValueError("target", target, f"must be {v.size} numbers with sum 1")
@@ -192,6 +190,15 @@ def _share(
     if np.any(free):
         weights[free] = precision[free] * (rest / np.sum(precision[free]))
     return np.clip(weights, floor, cap)
+
+
+def _sound_cap(cap: float, n: int) -> float:
+    """``cap``, at most 1, which no weight exceeds anyway."""
+    if not cap * n >= 1 - _ROUNDING:  # so that NaN is refused as well
+        raise InvalidValueError(
+            "cap", cap, f"must be at least 1/n = {1 / n:g}, or no weights can sum to 1"
+        )
+    return min(float(cap), 1.0)
 
 
 def _vector(field: str, value: ArrayLike) -> NDArray[np.float64]:

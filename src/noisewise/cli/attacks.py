@@ -18,6 +18,7 @@ from noisewise.cli.common import (
     cores,
     output_folder,
     overrides,
+    words,
 )
 
 
@@ -59,14 +60,14 @@ def attacks_command(
 
     wanted = load_config(config, overrides(settings))
     chosen = default_methods(wanted)
-    if methods is not None:
-        names = [name.strip() for name in methods.split(",") if name.strip()]
+    names = words("--methods", methods)
+    if names is not None:
         chosen = tuple(job.method for job in comparison_jobs(wanted, names, 1))
     cells = attack_cells(
         wanted,
-        [client.strip() for client in attackers.split(",") if client.strip()],
+        words("--attackers", attackers) or [],
         methods=chosen,
-        attacks=None if attacks is None else [kind.strip() for kind in attacks.split(",")],
+        attacks=words("--attacks", attacks),
     )
     folder = output_folder(output, config)
     number = {cell.folder_name: k + 1 for k, cell in enumerate(cells)}

@@ -116,17 +116,21 @@ def compare_command(
 
       noisewise compare configs/demo.toml --set training.clip_norm=0.5,1,2
     """
+    from noisewise.experiments.comparison import check_output
     from noisewise.experiments.sweep import sweep_points
 
     points = sweep_points(config, swept_values(settings), words("--methods", methods), seeds)
     if len(points) == 1:
         folder = output_folder(output, config)
+        check_output(points[0].config, points[0].jobs, folder)
         outcome = _compare(points[0], folder, workers, "training", as_json)
         if outcome.results:
             _print_comparison(outcome.results, folder, as_json)
         failed = bool(outcome.failures)
     else:
         folder = output or Path("runs") / f"{config.stem}-sweep"
+        for point in points:
+            check_output(point.config, point.jobs, folder / point.folder_name)
         failed = _sweep(points, folder, workers, as_json)
     if failed:
         raise typer.Exit(1)

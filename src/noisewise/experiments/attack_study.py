@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,18 +13,26 @@ import numpy as np
 from noisewise.aggregation.methods import METHODS
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.comparison import warm_up
-from noisewise.experiments.config import AttackConfig, ExperimentConfig, MethodConfig
+from noisewise.experiments.config import (
+    AttackConfig,
+    ExperimentConfig,
+    MethodConfig,
+    dump_config,
+)
+from noisewise.experiments.preflight import check_folder
 from noisewise.experiments.runner import Job, run, training_loss
-from noisewise.experiments.setup import make_initial_model
+from noisewise.experiments.setup import make_initial_model, make_population
 from noisewise.federation.attacks import ATTACKS
 from noisewise.federation.lockstep import MakeExecutor, in_lock_step
 from noisewise.federation.results import AttackRow, RunResult
+from noisewise.storage import write_atomic
 from noisewise.training.engine.linear import is_linear
 
 __all__ = ["AttackCell", "attack_cells", "attack_rows", "default_methods", "run_cells"]
 
 NO_ATTACK = "no attack"
 _GUARDED = ("NoiseWise", "RobustHDP")
+_LONGEST_IDS = 60  # letters in the name of a folder
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,7 @@ class AttackCell:
     """One run: a method, behind a guard or not, under one attack.
 
     Attributes:
-        label: of the method, as tables show it.
+        label: of the method with its options and its guard, as tables show it.
         attack: one of `ATTACKS`, or ``no attack``.
         attackers: their ids.
         config: of the run.
@@ -46,10 +55,13 @@ class AttackCell:
 
     @property
     def folder_name(self) -> str:
-        """A name for files."""
-        return f"{self.job.folder_name}-{self.label.replace(' ', '-')}-{self.attack}".replace(
-            " ", "-"
-        )
+        """A name for files, which tells apart what the cells of studies differ in."""
+        guard = "-guard" if self.config.policy.tolerated_attackers else ""
+        who = "" if self.attack == NO_ATTACK else "-" + "-".join(self.attackers)
+        if len(who) > _LONGEST_IDS:
+            known = hashlib.sha256(" ".join(self.attackers).encode()).hexdigest()[:12]
+            who = f"-{len(self.attackers)}-clients-{known}"
+        return f"{self.job.folder_name}{guard}-{self.attack.replace(' ', '-')}{who}"
 
 
 def attack_cells(
@@ -65,15 +77,33 @@ def attack_cells(
         config: its policy gives the number of tolerated attackers for the guarded methods, at least
             one for each attacker; its own attacks are left aside.
         attackers: ids of the attackers; the first attacks alone, sybils need two.
-        methods: names with their learning rates; noise-aware ones run with and without the guard.
+        methods: names with options and learning rates; noise-aware ones run with and without the
+            guard.
         attacks: names of `ATTACKS`; all by default.
+
+    Raises:
+        InvalidValueError: for an attack or attacker that does not exist, for an empty list, and for
+            what stands in a list twice.
     """
     kinds = list(ATTACKS) if attacks is None else list(attacks)
+    labels = [Job(method, config.seed).folder_name for method in methods]
+    for field, several in (("attacks", kinds), ("attackers", attackers), ("methods", labels)):
+        if not several:
+            raise InvalidValueError(field, list(several), "must be one or more")
+        for name in several:
+            if list(several).count(name) > 1:
+                raise InvalidValueError(field, name, "stands there twice")
     for kind in kinds:
         if kind not in ATTACKS:
             raise InvalidValueError("attacks", kind, f"must be among {', '.join(ATTACKS)}")
     if "sybils" in kinds and len(attackers) < 2:
         raise InvalidValueError("attackers", list(attackers), "must be two or more for sybils")
+    ids = [client.spec.id for client in make_population(config, config.seed)]
+    for client in attackers:
+        if client not in ids:
+            raise InvalidValueError(
+                "attackers", client, f"must be among the clients {ids[0]} to {ids[-1]}"
+            )
     cells = []
     for kind in [NO_ATTACK, *kinds]:
         members = tuple(attackers) if kind == "sybils" else tuple(attackers[:1])
@@ -83,8 +113,9 @@ def attack_cells(
                 tolerated = max(config.policy.tolerated_attackers, len(members)) if guarded else 0
                 policy = config.policy.model_copy(update={"tolerated_attackers": tolerated})
                 own = config.model_copy(update={"attacks": hostile, "policy": policy})
-                label = f"{method.name} + guard" if guarded else method.name
-                cells.append(AttackCell(label, kind, members, own, Job(method, config.seed)))
+                job = Job(method, config.seed)
+                label = f"{job.label} + guard" if guarded else job.label
+                cells.append(AttackCell(label, kind, members, own, job))
     return tuple(cells)
 
 
@@ -98,8 +129,15 @@ def run_cells(
     """Run the cells, each resumably in its own folder below ``folder``.
 
     Cells of softmax regression under one attack run in lock step; others one after the other, their
-    clients spread over ``workers``.
+    clients spread over ``workers``. Each folder has the config of its cell, with the attack and the
+    policy, so that reports tell them apart.
+
+    Raises:
+        InvalidValueError: before anything is trained, if a folder holds a run of another config.
     """
+    for cell in cells:
+        path = folder / "runs" / cell.folder_name
+        check_folder(cell.config, path, [path])
     for _, several in itertools.groupby(cells, key=lambda cell: cell.attack):
         some = list(several)
         groups = [some] if _is_softmax(some[0]) else [[cell] for cell in some]
@@ -116,6 +154,10 @@ def _is_softmax(cell: AttackCell) -> bool:
 
 
 def _run_group(group: Sequence[AttackCell], folder: Path, workers: int) -> list[RunResult]:
+    for cell in group:
+        path = folder / cell.folder_name
+        path.mkdir(parents=True, exist_ok=True)
+        write_atomic(path / "config.toml", dump_config(cell.config).encode())
     if len(group) == 1:
         (cell,) = group
         return [run(cell.config, cell.job, folder=folder / cell.folder_name, workers=workers)]

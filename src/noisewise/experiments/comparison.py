@@ -14,7 +14,7 @@ from typing import Any
 from noisewise.aggregation.methods import METHODS, make_method
 from noisewise.errors import InvalidValueError, NoisewiseError
 from noisewise.experiments.config import ExperimentConfig, MethodConfig, dump_config
-from noisewise.experiments.preflight import check_folder
+from noisewise.experiments.preflight import check_folder, check_own_config
 from noisewise.experiments.runner import Job, run
 from noisewise.experiments.setup import make_plans, make_population
 from noisewise.experiments.tracking import check_tracking
@@ -23,7 +23,7 @@ from noisewise.federation.results import RoundRecord, RunResult
 from noisewise.privacy.spending import spending_curve
 from noisewise.storage import write_atomic
 
-__all__ = ["Comparison", "compare", "comparison_jobs", "warm_up"]
+__all__ = ["Comparison", "check_output", "compare", "comparison_jobs", "warm_up"]
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +86,20 @@ def warm_up(config: ExperimentConfig, jobs: Sequence[Job]) -> Iterator[tuple[int
             yield number * len(clients) + place + 1, total
 
 
+def check_output(config: ExperimentConfig, jobs: Sequence[Job], folder: Path) -> None:
+    """Refuse a folder that `compare` would refuse, before anything is planned or written.
+
+    Raises:
+        InvalidValueError: says what is there.
+    """
+    check_folder(config, folder, _run_folders(jobs, folder))
+    check_own_config(config, folder)
+
+
+def _run_folders(jobs: Sequence[Job], folder: Path) -> list[Path]:
+    return [folder / "runs" / job.folder_name for job in jobs]
+
+
 _channel: Any = None
 
 
@@ -115,11 +129,15 @@ def compare(
     A comparison that was interrupted goes on where it stopped; finished runs are read back. A run
     that fails does not touch the others. Where the config names an executor of several workers, the
     jobs run one after the other and each spreads its clients over the workers.
+
+    Raises:
+        InvalidValueError: if the folder holds runs with other settings, or a ``config.toml`` that
+            is no comparison's.
     """
     check_tracking(config)
-    paths = [folder / "runs" / job.folder_name for job in jobs]
-    check_folder(config, folder, paths)
-    folder.mkdir(parents=True, exist_ok=True)
+    check_output(config, jobs, folder)
+    paths = _run_folders(jobs, folder)
+    (folder / "runs").mkdir(parents=True, exist_ok=True)  # first: it says whose the config is
     write_atomic(folder / "config.toml", dump_config(config).encode())
     outcomes: dict[int, RunResult | Exception] = {}
     inside = config.training.executor in ("processes", "ray")

@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -255,7 +255,8 @@ def _first_fault(error: ValidationError) -> InvalidValueError:
     place = first["loc"][:2]
     field = ".".join(map(str, place))
     if first["type"] == "missing":
-        return InvalidValueError(field, None, "is missing and has no default")
+        name = ".".join(map(str, first["loc"]))
+        return InvalidValueError(name, None, "is missing and has no default")
     here = [fault for fault in faults if fault["loc"][:2] == place]
     unknown = next((fault for fault in here if fault["type"] == "extra_forbidden"), None)
     if unknown is not None:
@@ -273,13 +274,20 @@ def _wish(message: str) -> str:
 
 
 def _keys_at(place: tuple[int | str, ...]) -> list[str]:
-    """The keys that are allowed in a table."""
+    """The keys that are allowed in a table; numbers in its place count the items of a list."""
     table: type[BaseModel] = MethodConfig if "methods" in place else ExperimentConfig
     for part in () if "methods" in place else place:
-        annotation = table.model_fields[str(part)].annotation
-        assert isinstance(annotation, type)
-        table = annotation
+        if isinstance(part, str):
+            (table,) = _tables_in(table.model_fields[part].annotation)
     return list(table.model_fields)
+
+
+def _tables_in(annotation: Any) -> list[type[BaseModel]]:
+    """The tables that a type speaks of: itself, or what a list, a union or the like is made of."""
+    if inner := get_args(annotation):
+        return [table for one in inner for table in _tables_in(one)]
+    is_table = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return [annotation] if is_table else []
 
 
 def dump_config(config: ExperimentConfig) -> str:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from noisewise.data.examples import Examples
 from noisewise.errors import InvalidValueError
-from noisewise.experiments.config import ExperimentConfig, load_config
+from noisewise.experiments.config import ExperimentConfig, dump_config, load_config
 from noisewise.federation.clients import to_tensors
 
-__all__ = ["check_folder", "check_own_parts"]
+__all__ = ["check_folder", "check_own_config", "check_own_parts"]
 
 # What may differ between two commands that go on with the same runs.
 _FREE = {
@@ -28,6 +28,9 @@ _FREE = {
 }
 
 
+_MARKS = ("run.json", "result.json")
+
+
 def check_folder(config: ExperimentConfig, folder: Path, runs: Iterable[Path]) -> None:
     """Refuse a folder in which some of these runs were begun under another config.
 
@@ -35,9 +38,14 @@ def check_folder(config: ExperimentConfig, folder: Path, runs: Iterable[Path]) -
     ``config.toml`` is replaced, and names the field.
 
     Raises:
-        InvalidValueError: the first field that differs.
+        InvalidValueError: the first field that differs; or there can be no such folder.
     """
-    if not any((run / name).exists() for run in runs for name in ("run.json", "result.json")):
+    lowest = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    if lowest.exists() and not lowest.is_dir():
+        raise InvalidValueError(
+            "--output", str(folder), f"must be a folder, and {lowest} is a file"
+        )
+    if not any((run / name).exists() for run in runs for name in _MARKS):
         return
     try:
         known = load_config(folder / "config.toml")
@@ -52,6 +60,36 @@ def check_folder(config: ExperimentConfig, folder: Path, runs: Iterable[Path]) -
                 f"holds runs with {field} = {there.get(field)!r}, not {value!r}; name another "
                 "folder by --output, or remove it",
             )
+
+
+def check_own_config(config: ExperimentConfig, folder: Path) -> None:
+    """Refuse a folder of a comparison whose ``config.toml`` no comparison has written.
+
+    It is a comparison's if ``runs`` beside it holds runs, or nothing yet, and if it has no remarks;
+    or if it says already what would be written. Else it is yours, and would be lost.
+
+    Raises:
+        InvalidValueError: names the file.
+    """
+    file, runs = folder / "config.toml", folder / "runs"
+    if not file.is_file() or file.read_bytes() == dump_config(config).encode():
+        return
+    lines = file.read_text(errors="replace").splitlines()
+    if runs.is_dir() and not any(line.lstrip().startswith("#") for line in lines):
+        begun = [run for run in runs.iterdir() if _holds_anything(run)]
+        if not begun or any((run / name).exists() for run in begun for name in _MARKS):
+            return
+    raise InvalidValueError(
+        "--output",
+        str(folder),
+        f"holds a {file.name} that is no comparison's and would be replaced; name another folder, "
+        "or move the file",
+    )
+
+
+def _holds_anything(folder: Path) -> bool:
+    """Whether a run left more in its folder than a lock; one that could not start does not."""
+    return folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
 
 
 def _deciding(config: ExperimentConfig) -> dict[str, Any]:

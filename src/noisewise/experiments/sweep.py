@@ -82,13 +82,14 @@ def sweep_points(
         config = load_config(path, chosen)
         jobs = comparison_jobs(config, methods, seeds)
         points.append(SweepPoint({key: chosen[key] for key in swept}, config, jobs))
-    if len(points) > 1:
-        for point in points:
-            try:
-                check_runnable(point.config, point.jobs[0])
-            except InvalidValueError as error:
-                allowed = f"{error.allowed} (in the combination {point.label})"
-                raise InvalidValueError(error.field, error.value, allowed) from error
+    for point in points:
+        try:
+            check_runnable(point.config, point.jobs[0])
+        except InvalidValueError as error:
+            if not swept:
+                raise
+            allowed = f"{error.allowed} (in the combination {point.label})"
+            raise InvalidValueError(error.field, error.value, allowed) from error
     return tuple(points)
 
 

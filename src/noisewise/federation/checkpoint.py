@@ -11,7 +11,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from torch import Tensor
 from noisewise.aggregation.base import State
 from noisewise.errors import InvalidValueError
 from noisewise.federation.results import RoundRecord, read_record, to_json
-from noisewise.storage import write_atomic
+from noisewise.storage import sole_lock, write_atomic
 
 __all__ = ["OTHER_RUN", "RunFolder", "Snapshot"]
 
@@ -38,6 +39,7 @@ OTHER_RUN = (
 
 _MAGIC = b"noisewise checkpoint 1\n"
 _KEPT = 2
+_PATIENCE = 5.0  # seconds; workers of a killed comparison end within one
 _log = logging.getLogger(__name__)
 
 
@@ -94,6 +96,26 @@ class RunFolder:
         """What is known of the run before its first round, for reports on unfinished runs."""
         return self.path / "run.json"
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other processes and threads from training this run meanwhile.
+
+        Raises:
+            InvalidValueError: if one of them does already.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as held:
+            try:
+                held.enter_context(sole_lock(self.path / ".training.lock", _PATIENCE))
+            except BlockingIOError as error:
+                raise InvalidValueError(
+                    "output",
+                    str(self.path),
+                    "another process is training this run; wait until it has ended, or choose "
+                    "another folder (--output)",
+                ) from error
+            yield
+
     def begin(self, summary: Mapping[str, Any]) -> None:
         """Write what is known before the first round."""
         write_atomic(self.start_file, (to_json(summary, indent=1) + "\n").encode())
@@ -106,10 +128,21 @@ class RunFolder:
         write_atomic(self.result_file, (to_json(marked, indent=1) + "\n").encode())
 
     def save(self, snapshot: Snapshot, record: RoundRecord) -> None:
-        """Append the round's record, then write the checkpoint that includes it."""
+        """Append the round's record, then write the checkpoint that includes it.
+
+        Raises:
+            InvalidValueError: if records that were written are there no more.
+        """
         line = (to_json(_fields(record)) + "\n").encode()
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self.records_file, "ab") as file:
+            if os.fstat(file.fileno()).st_size < self._length:  # truncate would fill it with zeros
+                raise InvalidValueError(
+                    "output",
+                    str(self.path),
+                    f"{self.records_file.name} has become shorter while the run was training: "
+                    "something else writes there; run again to go on from a checkpoint",
+                )
             file.truncate(self._length)  # what a crash left behind the last checkpoint
             file.seek(self._length)
             file.write(line)

@@ -27,6 +27,9 @@ __all__ = [
 
 Status = Literal["finished", "diverged", "budgets_spent", "unfinished"]
 
+# What reading JSON of another shape raises.
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
+
 
 def _plain(value: Any) -> Any:
     """Numbers that JSON knows: what is not finite becomes null."""
@@ -311,24 +314,37 @@ def _from_summary(summary: Mapping[str, Any], records: tuple[RoundRecord, ...]) 
     )
 
 
-def load_result(folder: Path) -> RunResult:
-    """Read a finished run back from its folder (``result.json`` and ``rounds.jsonl``)."""
+def load_result(folder: Path | str) -> RunResult:
+    """Read a finished run back from its folder (``result.json`` and ``rounds.jsonl``).
+
+    Raises:
+        InvalidValueError: if it holds none, or if the two files do not agree.
+    """
+    folder = Path(folder)
     try:
         summary = json.loads((folder / "result.json").read_text())
         lines = (folder / "rounds.jsonl").read_text().splitlines()
-        return _from_summary(summary, tuple(read_record(line) for line in lines))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        result = _from_summary(summary, tuple(read_record(line) for line in lines))
+        if len(result.rounds) != summary["rounds_done"]:
+            raise ValueError(
+                f"rounds.jsonl has {len(result.rounds)} rounds, not {summary['rounds_done']}"
+            )
+        if dict(result.epsilon_spent) != summary["epsilon_spent"]:
+            raise ValueError("rounds.jsonl has another epsilon_spent than result.json")
+        return result
+    except _UNREADABLE as error:
         raise InvalidValueError(
             "folder", str(folder), f"must hold a finished run ({type(error).__name__}: {error})"
         ) from error
 
 
-def load_run(folder: Path) -> RunResult:
+def load_run(folder: Path | str) -> RunResult:
     """Read a run, finished or not; of an unfinished one, the rounds that are whole.
 
     Raises:
         InvalidValueError: if there is no run, or one that an older version has only begun.
     """
+    folder = Path(folder)
     if (folder / "result.json").exists():
         return load_result(folder)
     records = []
@@ -339,7 +355,7 @@ def load_run(folder: Path) -> RunResult:
                 if line.endswith(b"\n"):  # else a round was being written, or a crash cut it
                     records.append(read_record(line))
         return _from_summary(summary, tuple(records))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except _UNREADABLE as error:
         raise InvalidValueError(
             "folder",
             str(folder),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -37,6 +39,8 @@ from noisewise.training.gradients import Loss
 from noisewise.training.parameters import ParameterLayout, check_model
 
 __all__ = ["simulate"]
+
+_log = logging.getLogger(__name__)
 
 OnRound = Callable[[RoundRecord], None]
 ExecutorFactory = Callable[[Workload], Executor]
@@ -78,7 +82,8 @@ def simulate(
             The result does not depend on it. Or a function that makes one, as `LockStep` has.
         ray_address: of a running Ray cluster; None starts one here for the time of the run.
         folder: where checkpoints and results go. A folder with a part of the same run is resumed,
-            one with the whole run is read; None keeps everything in memory.
+            one with the whole run is read, one in which another process is training is refused;
+            None keeps everything in memory.
         reference_plans: every client's plan with its own budget, for the oracle's noise; the
             method's own plans by default.
         attacks: clients that send something else than an honest update.
@@ -123,7 +128,7 @@ def simulate(
         size, rate = layout.size, settings.learning_rate
         return np.array([plan_noise(p, size, rate, normalised=method.normalise) for p in some])
 
-    with one_thread():
+    with files.alone() if files else nullcontext(), one_thread():
         if callable(executor):
             hands = executor(workload)
         else:
@@ -174,6 +179,7 @@ def _all_rounds(
         average = None if snapshot.average is None else snapshot.average.to(theta)
         snapshot = replace(snapshot, theta=snapshot.theta.to(theta), average=average)
     if files:
+        files.result_file.unlink(missing_ok=True)  # of a run that turned out to be damaged
         files.begin(_result(federation, (), "unfinished").summary())
     for record in records:
         if on_round:
@@ -248,5 +254,6 @@ def _finished(files: RunFolder) -> RunResult | None:
         )
     try:
         return load_result(files.path)
-    except InvalidValueError:
+    except InvalidValueError as error:
+        _log.warning("%s: %s; going on from the checkpoints", files.path, error.allowed)
         return None

@@ -107,12 +107,16 @@ def convergence_bound(
     w = _shares("weights", weights)
     n = w.size
     lam = np.full(n, 1 / n) if target is None else _shares("target", target)
-    e = np.asarray(steps, dtype=np.float64)
-    variance = np.broadcast_to(np.asarray(gradient_variance, dtype=np.float64), (n,))
-    if e.shape != (n,) or lam.shape != (n,) or not np.all(e >= 1):
-        raise InvalidValueError("steps", steps, f"must be {n} numbers >= 1, like weights")
-    if not np.all(np.isfinite(variance) & (variance >= 0)):
-        raise InvalidValueError("gradient_variance", gradient_variance, "must be finite and >= 0")
+    if lam.shape != (n,):
+        raise InvalidValueError("target", target, f"must be {n} numbers, like weights")
+    many = f"must be {n} finite numbers >= 1, like weights"
+    e = _numbers("steps", steps, many)
+    if e.shape != (n,) or not np.all(np.isfinite(e) & (e >= 1)):
+        raise InvalidValueError("steps", steps, many)
+    level = f"must be one or {n} finite numbers >= 0"
+    variance = _numbers("gradient_variance", gradient_variance, level)
+    if variance.shape not in ((), (n,)) or not np.all(np.isfinite(variance) & (variance >= 0)):
+        raise InvalidValueError("gradient_variance", gradient_variance, level)
     eta = positive_number("learning_rate", learning_rate)
     beta = positive_number("smoothness", smoothness)
     l0 = non_negative_number("lipschitz", lipschitz)
@@ -139,8 +143,16 @@ def convergence_bound(
     )
 
 
+def _numbers(field: str, value: ArrayLike, allowed: str) -> NDArray[np.float64]:
+    try:
+        return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidValueError(field, value, allowed) from None
+
+
 def _shares(field: str, value: ArrayLike) -> NDArray[np.float64]:
-    shares = np.asarray(value, dtype=np.float64)
+    allowed = "must be [n], each >= 0, with sum 1"
+    shares = _numbers(field, value, allowed)
     if shares.ndim != 1 or not np.all(shares >= 0) or abs(float(shares.sum()) - 1) > 1e-6:
-        raise InvalidValueError(field, value, "must be [n], each >= 0, with sum 1")
+        raise InvalidValueError(field, value, allowed)
     return shares

@@ -88,7 +88,8 @@ def _of_round(
 def _scales(sums: Mapping[str, Vector], precision: Vector) -> Vector:
     """a_i from a_i times the others' average a, over the average a_i a_j of all pairs."""
     common = sums["common"]
-    if not np.all(common > _SURE * np.sqrt(sums["doubt"])):
+    others_known = precision.sum() - precision > 0
+    if not (np.all(others_known) and np.all(common > _SURE * np.sqrt(sums["doubt"]))):
         return np.ones(len(common))
     ratio = sums["product"] / common
     error = sums["noise"] / common**2

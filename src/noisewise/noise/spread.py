@@ -22,6 +22,8 @@ __all__ = ["SpreadEstimate", "SpreadTracker", "precisions"]
 
 State = Mapping[str, NDArray[Any]]
 
+_LARGEST = 1e300  # of a variance: an infinite one would become NaN where it is forgotten
+
 
 @dataclass(frozen=True)
 class SpreadEstimate:
@@ -31,7 +33,8 @@ class SpreadEstimate:
         value: zeta^2 >= 0, on the scale of ``||update||^2``: the energy of what a client's true
             update has of its own.
         error: its standard error, from noise alone.
-        rounds: pairs of rounds that it rests on; 0 says that nothing is known yet.
+        rounds: pairs of rounds that it rests on; 0 says that nothing is known yet. Pairs in which
+            no noise is known (all updates zero, say) do not count.
     """
 
     value: float
@@ -95,12 +98,13 @@ class SpreadTracker:
         if state and len(here) > 1 and state["rows"].shape[0] == len(kept):
             there = [before.index(ids[i]) for i in here]
             products = state["rows"][:, there].T @ rows[:, here]
-            pairs = np.outer(state["precision"][there], precision[here])
-            fresh, uncertain = _own_part(products, pairs)
-            count += 1
-            share = 1 / min(count, self.memory)
-            value += share * (fresh - value)
-            square = (1 - share) ** 2 * square + share**2 * uncertain / len(kept)
+            learnt = _own_part(products, state["precision"][there], precision[here])
+            if learnt is not None:
+                fresh, uncertain = learnt
+                count += 1
+                share = 1 / min(count, self.memory)
+                value += share * (fresh - value)
+                square = (1 - share) ** 2 * square + share**2 * uncertain / len(kept)
         following = {
             "ids": np.array(list(ids), dtype=np.str_),
             "rows": rows,
@@ -117,19 +121,30 @@ def precisions(variance: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(variance > 0, 1 / np.maximum(variance, 1e-300), 0.0)
 
 
-def _own_part(products: NDArray[np.float64], precision: NDArray[np.float64]) -> tuple[float, float]:
+def _own_part(
+    products: NDArray[np.float64], before: NDArray[np.float64], now: NDArray[np.float64]
+) -> tuple[float, float] | None:
     """Precision-weighted mean of the diagonal less that of the rest, and its variance times p.
 
     The noise of a product has the variance 1 / (p precision), so the weighted mean of some of them
-    has 1 / (p sum of their precisions).
+    has 1 / (p sum of their precisions). ``before`` and ``now`` are the precisions [n] of the two
+    rounds, a product has that of the one times that of the other. None where none is known.
     """
-    largest = float(precision.max(initial=0.0))
-    weights = precision / largest if largest > 0 else precision
+    pairs, exponent = _outer(before, now)
+    largest = float(pairs.max(initial=0.0))
+    weights = pairs / largest if largest > 0 else pairs
     own = np.eye(len(products), dtype=bool)
     if not (np.any(weights[own]) and np.any(weights[~own])):
-        return 0.0, 0.0
+        return None
     difference = np.average(products[own], weights=weights[own]) - np.average(
         products[~own], weights=weights[~own]
     )
     uncertain = (1 / weights[own].sum() + 1 / weights[~own].sum()) / largest
-    return float(difference), float(uncertain)
+    with np.errstate(over="ignore"):
+        return float(difference), min(float(np.ldexp(uncertain, -exponent)), _LARGEST)
+
+
+def _outer(a: NDArray[np.float64], b: NDArray[np.float64]) -> tuple[NDArray[np.float64], int]:
+    """(m, k) with a b^T = 2^k m, so that no product overflows or vanishes."""
+    i, j = (int(np.frexp(values.max(initial=0.0))[1]) for values in (a, b))
+    return np.outer(np.ldexp(a, -i), np.ldexp(b, -j)), i + j

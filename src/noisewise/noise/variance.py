@@ -125,10 +125,8 @@ def aggregate_noise(weights: ArrayLike, variance: ArrayLike) -> float:
         weights: [n], as used (they need not sum to 1).
         variance: [n], sigma_i^2; infinite where the weight is 0 is allowed.
     """
-    w = np.asarray(weights, dtype=np.float64)
     v = _numbers("variance", variance, zero=True, infinite=True)
-    if w.shape != v.shape or w.ndim != 1:
-        raise InvalidValueError("weights", w.shape, f"must be [n] like variance, {v.shape}")
+    w = _weights(weights, v)
     used = w != 0
     return float(np.sum(w[used] ** 2 * v[used]))
 
@@ -139,6 +137,8 @@ def oracle_noise(variance: ArrayLike) -> float:
     A client without noise makes it 0.
     """
     v = np.atleast_1d(_numbers("variance", variance, zero=True, infinite=True))
+    if v.size == 0:
+        raise InvalidValueError("variance", variance, "must be one number or more")
     if np.any(v == 0):
         return 0.0
     smallest = float(np.min(v))  # taken out, so that 1/v cannot overflow
@@ -182,13 +182,19 @@ def signal_share(
         >>> round(signal_share([0.8, 0.2], [1.0, 4.0], [1, 8]), 2)
         0.42
     """
-    w = np.asarray(weights, dtype=np.float64)
     v = _numbers("variance", variance, infinite=True)
-    if w.shape != v.shape or w.ndim != 1:
-        raise InvalidValueError("weights", w.shape, f"must be [n] like variance, {v.shape}")
-    e = np.broadcast_to(_numbers("steps", steps), w.shape)
+    w = _weights(weights, v)
+    if w.size == 0:
+        raise InvalidValueError("weights", weights, "must be one number or more")
+    e = _numbers("steps", steps)
+    if e.shape not in ((), w.shape):
+        raise InvalidValueError("steps", e.shape, f"must be one number or [n] like {w.shape}")
     least = v if reference is None else _numbers("reference", reference, infinite=True)
+    if least.shape != w.shape:
+        raise InvalidValueError("reference", least.shape, f"must be [n] like weights, {w.shape}")
     smallest = float(np.min(least))
+    if np.isinf(smallest):
+        return 0.0  # nobody says anything
     noise = aggregate_noise(w, v / smallest)
     best = float(np.sum(e**2 / (least / smallest)))
     return float(np.sum(w * e) ** 2 / (noise * best)) if noise > 0 and best > 0 else 0.0
@@ -205,6 +211,19 @@ def common_factor(estimate: ArrayLike, variance: ArrayLike) -> float:
     if e.shape != v.shape:
         raise InvalidValueError("estimate", e.shape, f"must be [n] like variance, {v.shape}")
     return float(np.median(e[v > 0] / v[v > 0])) if np.any(v > 0) else float("nan")
+
+
+def _weights(value: ArrayLike, variance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``value`` as float64 if it is [n] like ``variance``."""
+    try:
+        weights = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidValueError("weights", value, "must be numbers, one for each client") from None
+    if weights.shape != variance.shape or weights.ndim != 1:
+        raise InvalidValueError(
+            "weights", weights.shape, f"must be [n] like variance, {variance.shape}"
+        )
+    return weights
 
 
 def _numbers(

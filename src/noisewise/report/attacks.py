@@ -16,13 +16,14 @@ __all__ = ["attack_figure", "attack_text"]
 
 def attack_text(rows: Sequence[AttackRow]) -> str:
     """One line for each attack and method."""
-    lines = [f"{'attack':<20} {'method':<20} {'weight':>8} {'accuracy':>9} {'cost':>7}"]
+    wide = max([20, *(len(row.method) for row in rows)])
+    lines = [f"{'attack':<20} {'method':<{wide}} {'weight':>8} {'accuracy':>9} {'cost':>7}"]
     for row in rows:
         weight = "" if row.attackers == 0 else f"{row.weight:.3f}"
         cost = "" if row.attackers == 0 else f"{100 * row.loss:+.1f}"
         note = "  diverged" if row.diverged else ""
         lines.append(
-            f"{row.attack:<20} {row.method:<20} {weight:>8} {100 * row.accuracy:>7.1f} % "
+            f"{row.attack:<20} {row.method:<{wide}} {weight:>8} {100 * row.accuracy:>7.1f} % "
             f"{cost:>6}{note}"
         )
     return "\n".join(lines)
@@ -34,7 +35,8 @@ def attack_figure(rows: Sequence[AttackRow]) -> Figure:
     methods = list(dict.fromkeys(row.method for row in rows))
     cell = {(row.method, row.attack): row for row in rows}
     height = 1.6 + 0.42 * len(methods)
-    figure = Figure(figsize=(3.4 + 1.15 * len(attacks), 2 * height), layout="constrained")
+    width = 3.4 + 0.08 * max([0, *(len(method) - 20 for method in methods)]) + 1.15 * len(attacks)
+    figure = Figure(figsize=(width, 2 * height), layout="constrained")
     FigureCanvasAgg(figure)
     upper, lower = figure.subplots(2, 1)
     shown = attacks[1:] if attacks and attacks[0] == "no attack" else attacks

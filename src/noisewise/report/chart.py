@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -51,7 +52,17 @@ _PALETTE = (
 # Each colour of the palette as it has to look on a dark page.
 _DARK = ("#4aa8e0", "#f0b93c", "#2fc49a", "#e6a1c8", "#f58a42", "#9ad6f7", "#c9aa68")
 _MARKERS = "osD^vPX"
-_REFERENCES = ("Oracle", "FedAvg")
+_LINES = ("-", ":", "-.")  # dashes are for references
+# Places in the palette: a method looks alike in all figures, whatever else is in them.
+_PLACES = {
+    "NoiseWise": 0,
+    "RobustHDP": 1,
+    "WeiAvg": 2,
+    "PFA": 3,
+    "BudgetAvg": 4,
+    "DPFedAvg": 5,
+    "MinEpsilon": 6,
+}
 
 
 @dataclass(frozen=True)
@@ -94,16 +105,39 @@ class Look:
 
 
 def method_looks(methods: Sequence[str]) -> dict[str, Look]:
-    """One look for each method; the oracle is grey and the non-private reference black, dashed."""
-    looks = {}
-    own = [method for method in dict.fromkeys(methods) if method not in _REFERENCES]
-    for number, method in enumerate(own):
-        colour, text = _PALETTE[number % len(_PALETTE)]
-        line = ("-", ":", "-.")[number // len(_PALETTE) % 3]
-        looks[method] = Look(colour, text, line, _MARKERS[number % len(_MARKERS)])
-    looks["Oracle"] = Look(MUTED, MUTED, "--", "|")
-    looks["FedAvg"] = Look(INK, INK, "--", "*")
-    return {method: looks[method] for method in dict.fromkeys(methods)}
+    """One look for each method; the oracle is grey and the non-private reference black, dashed.
+
+    A method of the package always has the same one; with options too, unless it stands there twice.
+    Others get what is left, in their order.
+
+    Example:
+        >>> looks = method_looks(["own:Mean", "NoiseWise", "WeiAvg"])
+        >>> looks["WeiAvg"] == method_looks(["WeiAvg"])["WeiAvg"]
+        True
+        >>> len({look.colour for look in looks.values()})
+        3
+    """
+    listed = list(dict.fromkeys(methods))
+    fixed = {name: _look(place) for name, place in _PLACES.items()} | {
+        "Oracle": Look(MUTED, MUTED, "--", "|"),
+        "FedAvg": Look(INK, INK, "--", "*"),
+    }
+    looks: dict[str, Look] = {}
+    for method in sorted(listed, key=lambda name: name not in fixed):  # without options first
+        name = method.partition("(")[0]
+        if name in fixed:
+            looks[method] = fixed.pop(name)
+    used = list(looks.values())
+    left = (look for look in map(_look, itertools.count()) if look not in used)
+    return {method: looks[method] if method in looks else next(left) for method in listed}
+
+
+def _look(number: int) -> Look:
+    """The palette once and again, then with other lines and markers: points have no lines."""
+    turn, place = divmod(number, len(_PALETTE))
+    colour, text = _PALETTE[place]
+    marker = _MARKERS[(place + 3 * turn) % len(_MARKERS)]
+    return Look(colour, text, _LINES[turn % len(_LINES)], marker)
 
 
 def style_axes(axes: Axes, grid: Grid = "y") -> None:

@@ -80,7 +80,7 @@ def estimate_chart(results: Sequence[RunResult]) -> Chart | None:
 
 def look_name(marker: str) -> str:
     """A character that resembles a marker, for words beside it."""
-    return {"o": "●", "s": "■", "D": "◆", "^": "▲", "v": "▼"}.get(marker, "●")
+    return {"o": "●", "s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "X": "✖"}.get(marker, "●")
 
 
 def _spent(run: RunResult, client: str) -> list[tuple[int, float]]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from noisewise.errors import InvalidValueError
 from noisewise.federation.results import RunResult, to_json
 from noisewise.report.chart import Chart, save_figure, settle
 from noisewise.report.client_figures import budget_chart, estimate_chart, fairness_chart
@@ -43,6 +44,9 @@ def write_comparison(results: Sequence[RunResult], folder: Path | str) -> tuple[
 
     Returns:
         The files.
+
+    Raises:
+        InvalidValueError: if there are no runs.
     """
     folder = Path(folder)
     config = folder / "config.toml"
@@ -74,7 +78,12 @@ def write_report(
 
     Returns:
         The files; ``report.html`` is the first.
+
+    Raises:
+        InvalidValueError: if there are no sets, or one of them has no runs.
     """
+    if not sets or not all(one.results for one in sets):
+        raise InvalidValueError("results", [], "must be one or more runs")
     sections = [Section(one, charts_of(one.results)) for one in sets]
     single = len(sets) == 1
     written: list[Path] = []

@@ -30,6 +30,7 @@ from noisewise.report.tables import by_method, method_rows
 __all__ = ["accuracy_chart", "noise_chart", "plain_numbers", "weights_chart"]
 
 _MOST_TIPS = 40
+_FAR = 2.0  # ratio from which an axis is logarithmic: below, it would have one number or none
 
 
 def plain_numbers(axes: Axes, which: str) -> None:
@@ -133,12 +134,19 @@ def noise_chart(results: Sequence[RunResult]) -> Chart | None:
         )
         tips[str(number)] = (f"{row.method}: {row.accuracy_words()}, noise {row.noise_ratio:.4g}",)
         add_tips(axes, str(number), [point[0]], [point[1]])
-    axes.set_xscale("log")
+    ratios = [row.noise_ratio for row in rows]
+    wide = max(ratios) >= _FAR * min(ratios)
     axes.margins(x=0.2, y=0.15)
-    plain_numbers(axes, "x")
+    if wide:
+        axes.set_xscale("log")
+        plain_numbers(axes, "x")
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        axes.ticklabel_format(axis="x", style="plain", useOffset=False)
     names = {row.method: (row.noise_ratio, 100 * row.accuracy) for row in rows}
     _name_points(figure, axes, names, {method: looks[method].text for method in names})
-    axes.set_xlabel("noise of the aggregated update / oracle's (log scale)")
+    scale = " (log scale)" if wide else ""
+    axes.set_xlabel(f"noise of the aggregated update / oracle's{scale}")
     axes.set_ylabel("final accuracy [%]")
     return Chart(
         "noise",
@@ -166,14 +174,15 @@ def _name_points(
     figure.draw_without_rendering()  # settles the scales
     places = {name: axes.transData.transform(point) for name, point in points.items()}
     unit = 72 / figure.dpi  # points for a pixel
-    placed: list[tuple[float, float]] = []
+    placed: list[tuple[float, float, float]] = []
     for name in sorted(points, key=lambda n: places[n][1]):
         x, y = (float(v) * unit for v in places[name])
-        height = y - 3.0
-        for other_x, other_y in placed:
-            if abs(other_x - x) < 60 and height < other_y + 1.25 * FONT_SIZE:
+        height, end = y - 3.0, x + 9 + _width(name)
+        for other_x, other_end, other_y in placed:
+            beside = end < other_x or other_end < x
+            if not beside and height < other_y + 1.25 * FONT_SIZE:
                 height = other_y + 1.25 * FONT_SIZE
-        placed.append((x, height))
+        placed.append((x, end, height))
         axes.annotate(
             name,
             points[name],
@@ -182,6 +191,21 @@ def _name_points(
             color=colours[name],
             fontsize=FONT_SIZE,
         )
+
+
+def _width(words: str) -> float:
+    """About how wide words are, in points."""
+    return 0.6 * FONT_SIZE * len(words)
+
+
+def _legend_columns(labels: Sequence[str], width: float) -> int:
+    """How many columns of a legend, at most 3, fit into ``width`` inches."""
+    for columns in (3, 2):
+        parts = np.array_split(np.array(labels, dtype=object), columns)  # as matplotlib does
+        widths = [max((_width(label) for label in part), default=0.0) for part in parts]
+        if sum(widths) + 3 * FONT_SIZE * columns <= 72 * width:
+            return columns
+    return 1
 
 
 def _mean_weights(run: RunResult) -> dict[str, float]:
@@ -292,7 +316,8 @@ def _draw_weights(
     axes.set_xlabel("aggregation weight [%], mean over rounds")
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="outside upper center", ncols=3, frameon=False, labelcolor=INK,
+        handles, labels, loc="outside upper center", frameon=False, labelcolor=INK,
+        ncols=_legend_columns(labels, figure.get_figwidth()),
         fontsize=FONT_SIZE, columnspacing=1.2, handletextpad=0.3,
     )  # fmt: skip
     return figure, tips

@@ -238,7 +238,7 @@ def weights_panels(
     for name, values in estimates.items():
         upper.plot(places, values, "o", ms=4, color=method_colour(name), label=f"{name}'s estimate")
     upper.set_yscale("log")
-    upper.set_ylabel("noise energy of an update")
+    upper.set_ylabel("noise energy of an update (log scale)")
     shared: dict[tuple[float, ...], list[str]] = {}
     for name, values in weights.items():
         shared.setdefault(tuple(np.round(values, 12)), []).append(name)

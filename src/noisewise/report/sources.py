@@ -15,7 +15,7 @@ from noisewise.federation.results import RunResult, load_run
 
 __all__ = ["Found", "RunSet", "find_runs", "name_sets", "read_timings", "words_of"]
 
-_MARKS = ("result.json", "run.json", "rounds.jsonl")
+_MARKS = ("run.json", "rounds.jsonl")
 _DEPTH = 6
 _MOST_SETTINGS, _LONGEST_NAME = 3, 120
 
@@ -55,7 +55,16 @@ class Found:
 
 
 def _is_run(folder: Path) -> bool:
-    return any((folder / mark).is_file() for mark in _MARKS)
+    """Whether a run was begun here; `noisewise reproduce` writes a ``result.json`` of its own."""
+    if any((folder / mark).is_file() for mark in _MARKS):
+        return True
+    try:
+        result = json.loads((folder / "result.json").read_text())
+    except OSError:
+        return False
+    except ValueError:
+        return True  # damaged, to be told
+    return not (isinstance(result, dict) and "artefact" in result)
 
 
 def _below(folder: Path, depth: int = _DEPTH) -> list[Path]:
