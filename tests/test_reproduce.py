@@ -11,24 +11,31 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from noisewise.cli import main
+from noisewise.cli.common import words
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.paper import Wishes, artefact_names, load_artefact, reproduce, trained
 from noisewise.experiments.paper.cells import Column, cell_name, make_columns, run_column
 from noisewise.experiments.paper.cost import artefact_seconds
+from noisewise.experiments.paper.effort import duration
 from noisewise.experiments.paper.published import (
     learning_rate_grid,
     published_learning_rates,
     published_table,
 )
 from noisewise.experiments.paper.reproduce import _not_comparable
-from noisewise.experiments.paper.writing import origin_line, write_index
+from noisewise.experiments.paper.writing import as_data, origin_line, write_index
 from noisewise.report.grids import Cell, Grid, grid_csv, grid_latex, grid_text, grid_verdict
 
 ROOT = Path(__file__).parents[1]
+module = sys.modules["noisewise.experiments.paper.reproduce"]  # the package has a function so named
 DIGITS = {
     "data.name": "digits",
     "data.test_fraction": 0.3,
@@ -37,6 +44,35 @@ DIGITS = {
 }
 SMALL = Wishes(seeds=1, rounds=2, columns=("Dist6",), methods=("WeiAvg", "DPFedAvg"),
                settings=DIGITS)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Answer:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Noisewise = Callable[..., Answer]
+
+
+@pytest.fixture
+def noisewise(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Answer]:
+    """The command in this process."""
+
+    def call(*typed: object) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["noisewise", *map(str, typed)])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        captured = capsys.readouterr()
+        return Answer(code, captured.out, captured.err)
+
+    return call
 
 
 def column(name: str, place: str) -> Column:
@@ -67,8 +103,7 @@ def test_every_label_of_the_paper_is_listed() -> None:
     known += "table:mnist_8labels_60clients_uniformbatch tab:hetdpfl_algs table:mixture_dists "
     known += "table:mnist_8labels_60clients_nonuniformbatch fig:weights_comparison_details "
     known += "table:ablation_privacy_preference table:ablation_num_clients table:cifar100lr"
-    words = set(re.split(r"[ ,]+", labels))
-    assert set(known.split()) <= words
+    assert set(known.split()) <= set(re.split(r"[ ,]+", labels))
 
 
 def test_columns_have_the_papers_settings() -> None:
@@ -231,7 +266,7 @@ def test_an_artefact_says_what_its_runs_took_and_not_only_the_last_call(tmp_path
     assert later["compute"] == known  # read back: the training took what it took
     line = origin_line(later)
     assert "s for the last call; 2 run(s) trained in " in line
-    assert line in write_index(folder.parent).read_text()
+    assert line in write_index(folder.parent).path.read_text()
     assert "code of the training: older" in origin_line(
         later | {"compute": known | {"code": ("older",)}}
     )
@@ -336,13 +371,13 @@ def test_methods_without_a_printed_rate_are_named_and_not_judged(tmp_path: Path)
 @pytest.mark.slow
 def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     """kill -9 in the middle; the second call plays only the rounds that are missing."""
-    words = [sys.executable, "-m", "noisewise.cli", "reproduce", "accuracy-mnist", "--dists",
+    typed = [sys.executable, "-m", "noisewise.cli", "reproduce", "accuracy-mnist", "--dists",
              "Dist6", "--methods", "WeiAvg", "--seeds", "1", "--rounds", "40", "--workers", "1",
              "--store", str(tmp_path / "cells"), "--output", str(tmp_path / "out")]  # fmt: skip
-    words += [w for k, v in DIGITS.items() for w in ("--set", f"{k}={v}")]
-    words += ["--set", "training.accountant=rdp"]
+    typed += [w for k, v in DIGITS.items() for w in ("--set", f"{k}={v}")]
+    typed += ["--set", "training.accountant=rdp"]
     env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(words, env=env, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(typed, env=env, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     cell = tmp_path / "cells"
 
     def played() -> int:
@@ -359,7 +394,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     first = (
         next(cell.glob("*/runs/WeiAvg-seed0/rounds.jsonl")).read_text().splitlines()[: before - 1]
     )
-    done = subprocess.run([*words, "--json"], env=env, capture_output=True, text=True, timeout=200)
+    done = subprocess.run([*typed, "--json"], env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["grids"]["accuracy"]["rows"]["WeiAvg"]["Dist6"]["runs"] == 1
     assert played() == 40
@@ -394,8 +429,6 @@ def test_all_wanted_columns_decide_whether_figures_are_comparable() -> None:
     cnn = {"model.name": "cnn"}  # right for MNIST, wrong for CIFAR
     assert "model.name = cnn" in _not_comparable(bars, Wishes(settings=cnn))
     assert _not_comparable(bars, Wishes(columns=("MNIST Dist6",), settings=cnn)) == ""
-    one_dist = {"population.epsilon": "Dist1"}  # what the TOML has before it is swept
-    assert "Dist1" in _not_comparable(mnist, Wishes(settings=one_dist))
     one_rate = {"training.learning_rate": 0.001}  # the TOML's, but not the methods' in the paper
     assert "0.001" in _not_comparable(mnist, Wishes(settings=one_rate))
 
@@ -431,8 +464,303 @@ def test_what_the_docs_say_about_the_papers_own_tables() -> None:
 
 def test_the_index_lists_artefacts_with_their_verdicts(tmp_path: Path) -> None:
     reproduce("model-sizes", folder=tmp_path / "model-sizes")
-    text = write_index(tmp_path).read_text()
+    text = write_index(tmp_path).path.read_text()
     assert "3 of 4 figures equal to the paper's" in text
     assert "[model-sizes](model-sizes/README.md)" in text
     with pytest.raises(InvalidValueError, match="--index"):
         write_index(tmp_path / "nowhere")
+
+
+def rows(folder: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """The cells of the table that lies in an artefact's folder."""
+    content = json.loads((folder / "result.json").read_text())
+    return content["grids"]["accuracy"]["rows"]  # type: ignore[no-any-return]
+
+
+TWO = Wishes(1, 1, ("Dist6", "Dist8"), ("WeiAvg", "DPFedAvg"), 1, QUICK)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("accuracy-mnist", {"population.epsilon": "Dist1"}),
+        ("accuracy-mnist", {"population": {"epsilon": "Dist1"}}),
+        ("accuracy-bars", {"population.epsilon": "Dist1"}),
+        ("weights-mnist", {"population.epsilon": "Dist1"}),
+        ("ablation-clients", {"data.clients": 5}),
+        ("falsified-epsilon", {"population.reported_epsilon.client-10": 3.0}),
+        ("learning-rates-mnist", {"training.learning_rate": 0.5}),
+        ("learning-rates-mnist", {"population.epsilon": "Dist1"}),
+    ],
+)
+def test_what_the_columns_stand_for_cannot_be_set(
+    name: str, setting: dict[str, object], tmp_path: Path
+) -> None:
+    """All columns would be alike, under the names of different ones."""
+    (key,) = setting
+    with pytest.raises(InvalidValueError, match=f"--set = .{key}=.* sweeps "):
+        reproduce(name, Wishes(settings=setting), store=tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_column_or_method_that_stands_there_twice_is_refused() -> None:
+    with pytest.raises(InvalidValueError, match="--methods = 'WeiAvg': stands there twice"):
+        make_columns(load_artefact("accuracy-mnist"), Wishes(methods=("WeiAvg", "PFA", "WeiAvg")))
+    with pytest.raises(InvalidValueError, match="--dists = 'Dist6': stands there twice"):
+        make_columns(load_artefact("accuracy-mnist"), Wishes(columns=("Dist6", "Dist6")))
+    with pytest.raises(InvalidValueError, match="--dists = 'Dist6': stands there twice"):
+        reproduce("noise-table", Wishes(columns=("Dist6", "Dist6")))
+    listed = {"compare.methods": ["PFA", "PFA"]}
+    with pytest.raises(InvalidValueError, match=r"compare\.methods = 'PFA': stands there twice"):
+        make_columns(load_artefact("accuracy-mnist"), Wishes(settings=listed))
+    with pytest.raises(InvalidValueError, match="WeiAvg stands there twice"):
+        words("--methods", "WeiAvg, WeiAvg")
+
+
+def test_a_call_in_which_all_runs_fail_leaves_the_artefact_alone(
+    tmp_path: Path, noisewise: Noisewise
+) -> None:
+    wishes = replace(TWO, columns=("Dist6",))
+    store, folder = tmp_path / "cells", tmp_path / "out"
+    files = reproduce("accuracy-mnist", wishes, folder=folder, store=store).files
+    assert folder / "README.md" in files
+    assert folder / "page" / "report.html" in files
+    assert set(files) == {path for path in folder.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in files}
+    broken = replace(wishes, settings=QUICK | {"model.name": "nosuch"})
+    done = reproduce("accuracy-mnist", broken, folder=folder, store=store)
+    assert len(done.outcome.failures) == 2
+    assert done.files == ()
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    typed = [w for k, v in broken.settings.items() for w in ("--set", f"{k}={v}")]
+    failed = noisewise("reproduce", "accuracy-mnist", "--dists", "Dist6", "--methods", "WeiAvg",
+                       "--seeds", 1, "--rounds", 1, *typed, "-o", folder, "--store", store,
+                       "--workers", 1)  # fmt: skip
+    assert failed.returncode == 1
+    assert "nothing was written" in failed.stdout
+    assert str(folder) not in failed.stdout
+
+
+def test_the_page_is_written_once_and_keeps_nothing_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages: list[int] = []
+    artefacts: list[int] = []
+    write_report, write_outcome = module.write_report, module.write_outcome
+
+    def page(sets, *args, **kwargs):  # type: ignore[no-untyped-def]
+        pages.append(len(sets))
+        return write_report(sets, *args, **kwargs) if len(pages) < 3 else ()
+
+    def files(folder, artefact, outcome, origin):  # type: ignore[no-untyped-def]
+        artefacts.append(len(outcome.grids[0].columns))
+        return write_outcome(folder, artefact, outcome, origin)
+
+    monkeypatch.setattr(module, "write_report", page)
+    monkeypatch.setattr(module, "write_outcome", files)
+    store, folder = tmp_path / "cells", tmp_path / "out"
+    one = replace(TWO, columns=("Dist6",))
+    reproduce("accuracy-mnist", one, folder=folder, store=store)
+    single = {path.name for path in (folder / "page").iterdir()}
+    assert {"report.html", "report.md", "summary.json", "table.csv", "figures"} == single
+    (folder / "page" / "mine.txt").write_text("kept")
+    assert (pages, artefacts) == ([1], [1])
+
+    @contextmanager
+    def seen(column: Column) -> Iterator[None]:
+        there = (folder / "page" / "report.html").exists()
+        states.append((column.name, set(rows(folder)["WeiAvg"]), there))
+        yield
+
+    states: list[tuple[str, set[str], bool]] = []
+    three = replace(TWO, columns=("Dist6", "Dist8", "Dist1"))
+    reproduce("accuracy-mnist", three, folder=folder, store=store, on_column=seen)
+    assert pages == [1, 3]
+    assert artefacts == [1, 2, 3]  # after Dist8, which was trained, and at the end
+    assert states == [
+        ("Dist6", {"Dist6"}, True),
+        ("Dist8", {"Dist6"}, True),
+        ("Dist1", {"Dist6", "Dist8"}, False),  # no page of other runs beside the new figures
+    ]
+    several = {path.name for path in (folder / "page").iterdir()}
+    assert several == {"report.html", "sweep.csv", "figures", "mine.txt"}
+    assert {path.stem for path in (folder / "page" / "figures").iterdir()} == {"sweep"}
+    reproduce("accuracy-mnist", three, folder=folder, store=store, collect=True)
+    reproduce("accuracy-mnist", three, folder=folder, store=store)
+    assert pages == [1, 3, 3, 3]
+    assert artefacts == [1, 2, 3, 3, 3]  # nothing was trained: once, at the end
+
+
+def test_claims_have_no_verdict_where_there_is_none(tmp_path: Path) -> None:
+    wishes = Wishes(1, 1, ("0.95", "20"), ("RobustHDP", "WeiAvg"), 1, QUICK)
+    done = reproduce("falsified-epsilon", wishes, folder=tmp_path / "out", store=tmp_path / "cells")
+    assert any(claim.holds is not None for claim in done.outcome.claims)
+    content = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert content["verdicts"][0].startswith("No verdict")
+    assert [claim["holds"] for claim in content["claims"]] == [None] * len(done.outcome.claims)
+    judged = as_data(done.artefact, replace(done.outcome, not_comparable=""), done.origin)
+    assert judged["claims"][-1]["holds"] is True
+
+
+def test_methods_that_are_not_told_a_lie_have_their_runs_with_the_truth(tmp_path: Path) -> None:
+    artefact = load_artefact("falsified-epsilon")
+    truth = column("falsified-epsilon", "0.95")
+    (lie,) = make_columns(artefact, Wishes(columns=("20",)))
+    own, shared = lie.cells
+    assert {job.method.name for job in own.jobs} == {"WeiAvg", "PFA"}
+    assert {job.method.name for job in shared.jobs} == {"RobustHDP", "DPFedAvg"}
+    assert [job.label for job in lie.jobs] == [job.label for job in truth.jobs]
+    assert cell_name(shared) == cell_name(truth)
+    assert cell_name(own) == cell_name(column("falsified-epsilon", "20")) == cell_name(lie)
+    assert truth.cells == (truth,)
+    methods = ("RobustHDP", "WeiAvg")
+    first = Wishes(1, 1, ("0.95",), methods, 1, QUICK)
+    known = reproduce("falsified-epsilon", first, store=tmp_path).outcome.grids[0].rows
+    played: list[str] = []
+
+    @contextmanager
+    def listen(column: Column):  # type: ignore[no-untyped-def]
+        yield lambda job, record: played.append(job.label)
+
+    second = replace(first, columns=("20",))
+    early = reproduce("falsified-epsilon", second, store=tmp_path, collect=True)
+    assert set(early.outcome.grids[0].rows) == {"RobustHDP"}
+    done = reproduce("falsified-epsilon", second, store=tmp_path, on_column=listen)
+    assert played == ["WeiAvg"]
+    grid = done.outcome.grids[0]
+    assert list(grid.rows) == ["RobustHDP", "WeiAvg"]
+    assert grid.rows["RobustHDP"]["20"] == known["RobustHDP"]["0.95"]
+    assert done.origin["compute"]["count"] == 2
+
+
+def test_the_index_leaves_out_what_is_no_artefact(tmp_path: Path, noisewise: Noisewise) -> None:
+    reproduce("model-sizes", folder=tmp_path / "model-sizes")
+    whole = (tmp_path / "model-sizes" / "result.json").read_text()
+    others = {
+        "cut": whole[:100],
+        "run": '{"method": "WeiAvg", "seed": 0}',
+        "list": "[]",
+        "half": '{"artefact": "model-sizes", "title": "t"}',
+    }
+    for name, text in others.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text(text)
+    index = write_index(tmp_path)
+    assert index.artefacts == ("model-sizes",)
+    assert set(index.left_out) == set(others)
+    assert index.path.read_text().count("## ") == 1
+    done = noisewise("reproduce", "--index", tmp_path, "--json")
+    content = json.loads(done.stdout)
+    assert content["index"] == str(tmp_path / "README.md")
+    assert (content["artefacts"], set(content["left_out"])) == (["model-sizes"], set(others))
+    assert f"left out: {tmp_path / 'cut'}" in noisewise("reproduce", "--index", tmp_path).stderr
+    for option in (["model-sizes"], ["--seeds", 2], ["--collect"], ["-o", tmp_path / "new"]):
+        refused = noisewise("reproduce", *option, "--index", tmp_path)
+        assert refused.returncode == 2
+        assert "plays no part with --index" in refused.stderr
+    (tmp_path / "README.md").write_text("# My project\n")
+    with pytest.raises(InvalidValueError, match="is not an index"):
+        write_index(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "# My project\n"
+
+
+def test_collecting_says_what_is_missing_and_goes_past_damage(tmp_path: Path) -> None:
+    store, folder = tmp_path / "cells", tmp_path / "out"
+    some = replace(TWO, columns=("Dist6",), methods=("WeiAvg",))
+    reproduce("accuracy-mnist", some, store=store)
+    wishes = replace(TWO, seeds=2)
+    collected = reproduce("accuracy-mnist", wishes, folder=folder, store=store, collect=True)
+    note = "1 of 8 runs are finished. Missing: Dist6: DPFedAvg (seed 0, 1), WeiAvg (seed 1); "
+    text = (folder / "README.md").read_text()
+    assert f"{note}Dist8: all." in collected.outcome.notes
+    assert f"- {note}Dist8: all.\n" in text
+    assert "noisewise reproduce accuracy-mnist --collect`" in text
+    assert collected.origin["options"] == ["--collect"]
+    everything = reproduce("accuracy-mnist", some, store=store, collect=True)
+    assert not [n for n in everything.outcome.notes if "finished" in n]
+
+    reproduce("accuracy-mnist", TWO, store=store)
+    (damaged,) = store.glob("*Dist6*/runs/DPFedAvg-seed0/rounds.jsonl")
+    damaged.write_text("{")
+    past = reproduce("accuracy-mnist", TWO, store=store, collect=True).outcome
+    assert list(past.failures) == ["Dist6, DPFedAvg, seed 0"]
+    assert {m: set(cells) for m, cells in past.grids[0].rows.items()} == {
+        "WeiAvg": {"Dist6", "Dist8"},
+        "DPFedAvg": {"Dist8"},
+    }
+
+
+def test_where_records_lie_and_who_listens_make_no_other_run(tmp_path: Path) -> None:
+    wishes = replace(TWO, columns=("Dist6",), methods=("WeiAvg",))
+    before = reproduce("accuracy-mnist", wishes, store=tmp_path).outcome.grids[0].rows
+    own = QUICK | {"data.folder": str(tmp_path), "track.tensorboard": str(tmp_path / "events")}
+    again = reproduce("accuracy-mnist", replace(wishes, settings=own), store=tmp_path, collect=True)
+    assert again.outcome.grids[0].rows == before
+    (run,) = tmp_path.glob("*/runs/*/run.json")
+    begun = run.stat().st_mtime_ns
+    moved = replace(wishes, settings=QUICK | {"data.folder": str(tmp_path)})
+    assert reproduce("accuracy-mnist", moved, store=tmp_path).outcome.grids[0].rows == before
+    assert run.stat().st_mtime_ns == begun  # read back
+    mnist = load_artefact("accuracy-mnist")
+    for field, value in {
+        "data.folder": "mine",
+        "track.mlflow": "mine",
+        "training.device": "cuda",
+        "training.physical_batch": 8,
+    }.items():
+        assert _not_comparable(mnist, Wishes(settings={field: value})) == "", field
+    (here,) = make_columns(mnist, Wishes(columns=("Dist6",), settings={"data.folder": "mine"}))
+    assert cell_name(here) == cell_name(column("accuracy-mnist", "Dist6"))
+
+
+def test_names_of_stored_cells_are_those_of_earlier_versions() -> None:
+    """Stores are shared between versions; a new name would train weeks of runs again."""
+    known = {
+        ("accuracy-mnist", "Dist6"): "mnist-20-cnn-Dist6-200rounds-ba6634b056",
+        ("falsified-epsilon", "20"): "mnist-20-cnn-Dist5-200rounds-ef26309838",
+        ("cifar10-fairness", "2.6"): "cifar10-20-resnet18-epsilons-200rounds-fff7828354",
+        ("accuracy-cifar100", "Dist4"): "cifar100-20-resnet34-Dist4-200rounds-b085f3f814",
+    }
+    assert {key: cell_name(column(*key)) for key in known} == known
+
+
+def test_an_unusable_output_is_noticed_before_anything_is_computed(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    store = tmp_path / "cells"
+    for folder in (tmp_path / "taken", tmp_path / "taken" / "below"):
+        with pytest.raises(FileExistsError) as caught:
+            reproduce("accuracy-mnist", TWO, folder=folder, store=store)
+        assert caught.value.filename == str(tmp_path / "taken")
+    assert not store.exists()
+    with pytest.raises(FileExistsError):
+        reproduce("weights-mnist", Wishes(rounds=1, settings=QUICK), store=tmp_path / "taken")
+    with pytest.raises(InvalidValueError, match="no finished runs"):  # only read: may be read-only
+        reproduce("accuracy-mnist", TWO, store=tmp_path / "taken", collect=True)
+
+
+def test_artefacts_that_are_elsewhere_refuse_what_they_do_not_use(
+    tmp_path: Path, noisewise: Noisewise
+) -> None:
+    for wishes in (
+        Wishes(seeds=5),
+        Wishes(rounds=5),
+        Wishes(methods=("Nonsense",)),
+        Wishes(columns=("Foo",)),
+        Wishes(settings={"no.such": 1}),
+    ):
+        with pytest.raises(InvalidValueError, match="plays no part in security-model"):
+            reproduce("security-model", wishes, folder=tmp_path / "out")
+    with pytest.raises(InvalidValueError, match="plays no part in security-model"):
+        reproduce("security-model", folder=tmp_path / "out", collect=True)
+    assert not (tmp_path / "out").exists()
+    done = noisewise("reproduce", "security-model", "-o", tmp_path / "out")
+    assert done.stdout.splitlines()[-1] == f"JSON and Markdown: {tmp_path / 'out'}"
+    done = noisewise("reproduce", "model-sizes", "-o", tmp_path / "sizes")
+    assert f"JSON, CSV, LaTeX and Markdown: {tmp_path / 'sizes'}" in done.stdout
+
+
+def test_long_times_are_in_years() -> None:
+    day = 86_400.0
+    assert duration(700 * day) == "700 days"
+    assert duration(3520 * day) == "9.64 years"
+    assert duration(1e6 * day) == "2,738 years"

@@ -72,7 +72,7 @@ def overrides(settings: list[str] | None) -> dict[str, Any]:
 
 
 def words(option: str, text: str | None) -> list[str] | None:
-    """Read a comma-separated option; None if it was not given.
+    """Read a comma-separated option; None if it was not given. A word twice is an error.
 
     Example:
         >>> words("--methods", "RobustHDP, WeiAvg")
@@ -83,6 +83,9 @@ def words(option: str, text: str | None) -> list[str] | None:
     found = [word.strip() for word in text.split(",") if word.strip()]
     if not found:
         raise InvalidValueError(option, text, "must be one or more names, separated by commas")
+    for word in found:
+        if found.count(word) > 1:
+            raise InvalidValueError(option, text, f"{word} stands there twice")
     return found
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from noisewise.cli.common import AsJson, Set, Workers, app, cores, overrides, words
+from noisewise.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from noisewise.experiments.comparison import OnProgress
@@ -71,9 +72,13 @@ def reproduce_command(
       noisewise reproduce accuracy-mnist --dists Dist6 --collect
     """
     if index is not None:
-        from noisewise.experiments.paper.writing import write_index
-
-        typer.echo(f"index: {write_index(index)}")
+        chosen: dict[str, object] = {"NAME": name, "--seeds": seeds, "--rounds": rounds}
+        chosen |= {"--dists": dists, "--methods": methods, "--collect": collect or None}
+        chosen |= {"--output": output and str(output), "--set": settings}
+        for option, value in chosen.items():
+            if value is not None:
+                raise InvalidValueError(option, value, "plays no part with --index; leave it out")
+        _index(index, as_json)
         return
     if name is None:
         _list(as_json)
@@ -126,10 +131,36 @@ def _reproduce(
         typer.echo(to_json(as_data(done.artefact, done.outcome, done.origin), indent=1))
     else:
         typer.echo(as_text(done.artefact, done.outcome))
-        typer.echo(f"\nMade with: {origin_line(done.origin)}")
-        typer.echo(f"\nJSON, CSV, LaTeX and figures: {folder}")
+        if done.files:
+            typer.echo(f"\nMade with: {origin_line(done.origin)}")
+            typer.echo(f"\n{_file_kinds(done.files)}: {folder}")
+        else:
+            typer.echo("\nNo run ended well, so nothing was written.")
     if done.outcome.failures:
         raise typer.Exit(1)
+
+
+def _file_kinds(files: Sequence[Path]) -> str:
+    """What was written, in words."""
+    kinds = {".json": "JSON", ".csv": "CSV", ".tex": "LaTeX", ".md": "Markdown", ".png": "figures"}
+    kinds |= {".html": "a page"}
+    *most, last = [word for end, word in kinds.items() if any(f.suffix == end for f in files)]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _index(folder: Path, as_json: bool) -> None:
+    """Write the list of the artefacts in a folder and say what is not in it."""
+    from noisewise.experiments.paper.writing import write_index
+    from noisewise.federation.results import to_json
+
+    index = write_index(folder)
+    if as_json:
+        content = {"index": str(index.path), "artefacts": index.artefacts}
+        typer.echo(to_json(content | {"left_out": dict(index.left_out)}, indent=1))
+        return
+    for name, reason in index.left_out.items():
+        typer.echo(f"left out: {folder / name}: {reason}", err=True)
+    typer.echo(f"index: {index.path}")
 
 
 def _list(as_json: bool) -> None:

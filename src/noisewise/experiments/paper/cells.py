@@ -12,7 +12,12 @@ from noisewise.aggregation.methods import make_method
 from noisewise.data.populations import DISTRIBUTIONS
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.comparison import Comparison, OnProgress, compare
-from noisewise.experiments.config import CompareConfig, ExperimentConfig, MethodConfig
+from noisewise.experiments.config import (
+    CompareConfig,
+    ExperimentConfig,
+    MethodConfig,
+    TrackConfig,
+)
 from noisewise.experiments.paper.effort import Effort, read_run_effort, recorded
 from noisewise.experiments.paper.published import learning_rate_grid, published_learning_rates
 from noisewise.experiments.paper.registry import Artefact, load_artefact
@@ -25,10 +30,14 @@ __all__ = [
     "cell_name",
     "column_effort",
     "default_columns",
+    "is_finished",
     "make_columns",
     "read_finished",
     "run_column",
 ]
+
+
+_RATE = "training.learning_rate"
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,9 @@ class Wishes:
         methods: names.
         workers: processes.
         settings: further config fields, dotted.
+
+    Raises:
+        InvalidValueError: if a column or a method stands there twice.
     """
 
     seeds: int | None = None
@@ -51,11 +63,22 @@ class Wishes:
     workers: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Check what was given; a run that is counted twice makes means and spreads wrong."""
+        _once("--dists", self.columns or ())
+        _once("--methods", self.methods or ())
+
     @property
     def changes(self) -> dict[str, Any]:
         """Config fields to replace."""
         rounds = {} if self.rounds is None else {"training.rounds": self.rounds}
         return {**self.settings, **rounds}
+
+
+def _once(option: str, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidValueError(option, name, "stands there twice")
 
 
 @dataclass(frozen=True)
@@ -68,6 +91,8 @@ class Column:
         jobs: method and seed of each.
         rate: the learning rate that the column stands for, in a search.
         rates: which of the paper's learning rates the jobs have, such as ``mnist Dist6``.
+        untold: the sweep's first column, with those of ``jobs`` whose methods are not told the
+            swept field; their runs lie in its cell, whichever column needs them.
     """
 
     name: str
@@ -75,6 +100,15 @@ class Column:
     jobs: tuple[Job, ...]
     rate: float | None = None
     rates: str = ""
+    untold: Column | None = None
+
+    @property
+    def cells(self) -> tuple[Column, ...]:
+        """The column, in a part for each cell that its runs lie in."""
+        if self.untold is None:
+            return (self,)
+        own = tuple(job for job in self.jobs if job not in self.untold.jobs)
+        return (replace(self, jobs=own, untold=None), self.untold) if own else (self.untold,)
 
     @property
     def unpublished(self) -> dict[str, float]:
@@ -137,23 +171,49 @@ def _renamed(column: Column, name: str) -> Column:
 def _column(artefact: Artefact, name: str, wishes: Wishes, rate: float | None = None) -> Column:
     sweep = artefact.about.sweep
     assert sweep is not None
-    changes = {sweep.field: _values(artefact)[name]} | wishes.changes
-    if rate is not None:
-        changes["training.learning_rate"] = rate
-    config = artefact.config(changes)
+    _not_swept(artefact, sweep.field, wishes, rate)
+    config = _config(artefact, name, wishes, rate)
     methods = wishes.methods or tuple(
         m if isinstance(m, str) else m.name for m in config.compare.methods or ()
     )
+    _once("compare.methods", methods)
+    first = next(iter(sweep.columns))
+    homes = {method: name if _matters(sweep.told, method) else first for method in methods}
+    if name != (wishes.columns or (first,))[0]:  # the others' runs are in the first wanted column
+        homes = {method: name for method in methods if _matters(sweep.told, method)}
     seeds = config.compare.seeds if wishes.seeds is None else wishes.seeds
-    first = name == (wishes.columns or tuple(sweep.columns))[0]
-    published = rate is None and "training.learning_rate" not in wishes.changes
+    published = rate is None and _RATE not in wishes.changes
     jobs = tuple(
-        Job(_method(artefact, name, method, published), config.seed + number)
+        Job(_method(artefact, home, method, published), config.seed + number)
         for number in range(seeds)
-        for method in methods
-        if first or _matters(sweep.told, method)
+        for method, home in homes.items()
     )
-    return Column(name, config, jobs, rate, _rates(artefact, name) if published else "")
+
+    def made(column: str, some: tuple[Job, ...], untold: Column | None = None) -> Column:
+        paper = _rates(artefact, column) if published else ""
+        return Column(column, _config(artefact, column, wishes, rate), some, rate, paper, untold)
+
+    away = tuple(job for job in jobs if homes[job.method.name] != name)
+    return made(name, jobs, made(first, away) if away else None)
+
+
+def _config(artefact: Artefact, name: str, wishes: Wishes, rate: float | None) -> ExperimentConfig:
+    """The config of a column, or of a rate in it."""
+    assert artefact.about.sweep is not None
+    changes = {artefact.about.sweep.field: _values(artefact)[name]} | wishes.changes
+    return artefact.config(changes if rate is None else changes | {_RATE: rate})
+
+
+def _not_swept(artefact: Artefact, field: str, wishes: Wishes, rate: float | None) -> None:
+    """Refuse a setting of what the columns stand for: all would be alike under other names."""
+    taken = {field: "the columns stand for; choose among them by --dists"}
+    if rate is not None:
+        taken[_RATE] = "this search tries one after the other; leave it out"
+    for key, value in wishes.changes.items():
+        for name, reason in taken.items():
+            if f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}."):
+                allowed = f"is what {reason} ({artefact.name} sweeps {name})"
+                raise InvalidValueError("--set", f"{key}={value}", allowed)
 
 
 def _matters(told: str | None, method: str) -> bool:
@@ -184,12 +244,14 @@ def cell_name(column: Column) -> str:
     """A folder for a setting, the same for every artefact that has it.
 
     Methods, seeds and executors do not count: runs have folders of their own below it, and results
-    do not depend on who computes them.
+    do not depend on who computes them. Nor does it matter where the records lie, and who listens.
     """
     config = column.config
     plain = config.model_dump(mode="json", exclude={"compare", "method", "seed"})
     for key in ("executor", "ray_address"):
         plain["training"].pop(key)
+    plain["data"]["folder"] = None
+    plain["track"] = TrackConfig().model_dump(mode="json")
     digest = hashlib.sha256(to_json([plain, column.rates]).encode()).hexdigest()[:10]
     epsilon = config.population.epsilon
     words = [config.data.name, str(config.data.clients), config.model.name]
@@ -201,14 +263,27 @@ def run_column(
     column: Column, store: Path, workers: int, on_round: OnProgress | None = None
 ) -> Comparison:
     """Run what is not finished yet of a column; finished runs are read back."""
-    plain = column.config.model_copy(update={"compare": CompareConfig()})
-    folder = store / cell_name(column)
-    with recorded([_run_folder(column, job, store) for job in column.jobs]):
-        return compare(plain, column.jobs, folder, workers=workers, on_round=on_round)
+    done: list[Comparison] = []
+    for cell in column.cells:
+        plain = cell.config.model_copy(update={"compare": CompareConfig()})
+        folder = store / cell_name(cell)
+        with recorded([_run_folder(cell, job, store) for job in cell.jobs]):
+            done.append(compare(plain, cell.jobs, folder, workers=workers, on_round=on_round))
+    results = {(r.method, r.seed): r for comparison in done for r in comparison.results}
+    keys = [(job.label, job.seed) for job in column.jobs]  # their order is that of the rows
+    failures = {job: fault for comparison in done for job, fault in comparison.failures.items()}
+    return Comparison(tuple(results[key] for key in keys if key in results), failures)
 
 
 def _run_folder(column: Column, job: Job, store: Path) -> Path:
-    return store / cell_name(column) / "runs" / job.folder_name
+    cell = next(cell for cell in column.cells if job in cell.jobs)
+    return store / cell_name(cell) / "runs" / job.folder_name
+
+
+def is_finished(column: Column, store: Path) -> bool:
+    """Whether all runs of a column are there, so that none would be trained."""
+    folders = [_run_folder(column, job, store) for job in column.jobs]
+    return all((folder / "result.json").exists() for folder in folders)
 
 
 def column_effort(column: Column, results: Sequence[RunResult], store: Path) -> Effort:
@@ -219,14 +294,21 @@ def column_effort(column: Column, results: Sequence[RunResult], store: Path) -> 
 
 
 def read_finished(column: Column, store: Path) -> Comparison:
-    """The runs of a column that are finished already; nothing is computed."""
+    """The runs of a column that are finished already; nothing is computed.
+
+    A run that cannot be read is among the failures and does not touch the others.
+    """
     found: list[RunResult] = []
+    failures: dict[str, str] = {}
     for job in column.jobs:
         folder = _run_folder(column, job, store)
         if not (folder / "result.json").exists():
             continue
-        result = load_result(folder)
-        rate = job.method.learning_rate or column.config.training.learning_rate
-        if result.settings["learning_rate"] == rate:
-            found.append(result)
-    return Comparison(tuple(found), {})
+        try:
+            result = load_result(folder)
+            rate = job.method.learning_rate or column.config.training.learning_rate
+            if result.settings["learning_rate"] == rate:
+                found.append(result)
+        except (InvalidValueError, KeyError, TypeError) as error:
+            failures[f"{job.label}, seed {job.seed}"] = f"{type(error).__name__}: {error}"
+    return Comparison(tuple(found), failures)

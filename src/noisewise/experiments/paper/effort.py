@@ -70,9 +70,12 @@ def duration(seconds: float) -> str:
     """A time in words.
 
     Example:
-        >>> duration(45), duration(5040)
-        ('45 s', '84 min')
+        >>> duration(45), duration(5040), duration(3.04e8)
+        ('45 s', '84 min', '9.63 years')
     """
+    years = seconds / (365.25 * 86_400)
+    if years >= 2:
+        return f"{years:,.0f} years" if years >= 100 else f"{years:.3g} years"
     for size, unit in ((86_400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.3g} {unit}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +21,7 @@ from noisewise.experiments.paper.cells import (
     cell_name,
     column_effort,
     default_columns,
+    is_finished,
     make_columns,
     read_finished,
     run_column,
@@ -61,11 +64,12 @@ OnColumn = Callable[[Column], AbstractContextManager[OnProgress | None]]
 
 @dataclass(frozen=True)
 class Reproduction:
-    """An artefact, its outcome and where the outcome comes from."""
+    """An artefact, its outcome, where the outcome comes from and the files that hold it."""
 
     artefact: Artefact
     outcome: Outcome
     origin: Mapping[str, Any]
+    files: tuple[Path, ...] = ()
 
 
 def reproduce(
@@ -83,16 +87,26 @@ def reproduce(
     Args:
         name: see `artefact_names`.
         wishes: other seeds, rounds, columns, methods than the paper's.
-        folder: where the artefact is written (again after each column); None writes nothing.
+        folder: where the artefact is written, also after each column that was trained, and at the
+            end with a page of the runs; None writes nothing. Nor is anything written if no run
+            ended well.
         store: where runs and updates are kept. Finished ones are not computed again, by whichever
             artefact they were needed first.
         collect: train nothing; make the artefact of the runs that are finished.
         on_column: a context for the time of a column's runs; what it gives hears of every round.
-        options: what the caller typed, for the record.
+        options: what the caller typed, for the record; ``--collect`` is added.
+
+    Raises:
+        InvalidValueError: if a wish is unknown or plays no part in the artefact.
+        OSError: if nothing can be written to the folder or the store; nothing was computed then.
     """
     artefact, wishes = load_artefact(name), wishes or Wishes()
     about = artefact.about
     begun = time.monotonic()
+    trains = about.kind in ("first round", "trained") and not collect
+    for place in (folder, store if trains else None):
+        if place is not None:
+            _check_writable(place)
 
     def finish(outcome: Outcome, seeds: Sequence[int]) -> Reproduction:
         fault = _not_comparable(artefact, wishes)
@@ -107,20 +121,22 @@ def reproduce(
             "accountant": _accountant(artefact, wishes),
             "workers": wishes.workers,
             "wall_seconds": time.monotonic() - begun,
-            "options": list(options),
+            "options": [*options, *(["--collect"] if collect else [])],
         }
         if outcome.effort is not None:
             what = "first round(s)" if about.kind == "first round" else "run(s)"
             origin["compute"] = outcome.effort.data() | {"of": what}
-        if folder is not None:
-            write_outcome(folder, artefact, whole, origin)
-        return Reproduction(artefact, whole, origin)
+        nothing = about.kind == "trained" and not seeds
+        if folder is None or nothing:
+            return Reproduction(artefact, whole, origin)
+        return Reproduction(artefact, whole, origin, write_outcome(folder, artefact, whole, origin))
 
-    if about.kind == "elsewhere":
-        return finish(Outcome(), ())
     if collect and about.kind != "trained":
         allowed = f"plays no part in {name}, which needs no finished runs; leave it out"
         raise InvalidValueError("--collect", True, allowed)
+    if about.kind == "elsewhere":
+        _refuse(artefact, wishes)
+        return finish(Outcome(), ())
     if about.kind == "exact":
         _refuse(artefact, wishes)
         return finish(_EXACT[about.make](artefact, _exact_columns(artefact, wishes)), ())
@@ -133,6 +149,15 @@ def reproduce(
     return _train(artefact, wishes, store, collect, on_column, finish, folder)
 
 
+def _check_writable(folder: Path) -> None:
+    """Fail now, and not after hours, if files cannot be written to a folder that may not exist."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(nearest))
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(nearest))
+
+
 def _train(
     artefact: Artefact,
     wishes: Wishes,
@@ -142,13 +167,23 @@ def _train(
     finish: Callable[[Outcome, Sequence[int]], Reproduction],
     folder: Path | None,
 ) -> Reproduction:
-    """Column by column; what is there so far is written after each."""
+    """Column by column; what is there so far is written after each that was trained."""
     columns = make_columns(artefact, wishes)
     done: list[Trained] = []
     failures: dict[str, str] = {}
     effort = Effort()
-    last = None
-    for column in columns:
+
+    def result() -> Reproduction:
+        seeds = sorted({r.seed for t in done for r in t.results})
+        if not seeds:
+            return finish(Outcome(failures=failures), ())
+        outcome = _TRAINED[artefact.about.make](artefact, done)
+        notes = (*outcome.notes, *trained.notes_on_rates(done))
+        notes += _missing(columns, done) if collect else ()
+        return finish(replace(outcome, notes=notes, failures=failures, effort=effort), seeds)
+
+    for number, column in enumerate(columns, start=1):
+        news = not collect and not is_finished(column, store)
         if not column.jobs:
             comparison = Comparison((), {})
         elif collect:
@@ -156,28 +191,63 @@ def _train(
         else:
             with on_column(column) if on_column else nullcontext() as listen:
                 comparison = run_column(column, store, wishes.workers, listen)
-        failures |= {f"{column.name}, {job}": fault for job, fault in comparison.failures.items()}
+        failures |= {f"{_title(column)}, {k}": fault for k, fault in comparison.failures.items()}
         if comparison.results or not column.jobs:
             effort += column_effort(column, comparison.results, store)
             done.append(Trained(column, comparison.results))
-        if done and any(t.results for t in done):
-            outcome = _TRAINED[artefact.about.make](artefact, done)
-            notes = (*outcome.notes, *trained.notes_on_rates(done))
-            seeds = sorted({r.seed for t in done for r in t.results})
-            last = finish(replace(outcome, notes=notes, failures=failures, effort=effort), seeds)
-            if folder is not None:
-                _write_page(folder / "page", artefact, done)
-    if last is None:
-        if failures:
-            return finish(Outcome(failures=failures), ())
+        if news and folder is not None and number < len(columns) and comparison.results:
+            result()
+            _remove_page(folder / "page")  # of an earlier call, with other runs
+    if not failures and not any(t.results for t in done):
         raise InvalidValueError("name", artefact.name, "has no finished runs to collect yet")
-    return last if last.outcome.failures == failures else finish(
-        replace(last.outcome, failures=failures), last.origin["seeds"]
-    )  # fmt: skip
+    last = result()
+    if folder is None or not last.files:
+        return last
+    return replace(last, files=(*last.files, *_write_page(folder / "page", artefact, done)))
 
 
-def _write_page(folder: Path, artefact: Artefact, done: Sequence[Trained]) -> None:
-    """The runs behind an artefact as one HTML page, one set a column."""
+def _title(column: Column) -> str:
+    """What tells a column from the others of its artefact."""
+    return column.name if column.rate is None else f"{column.name}, learning rate {column.rate:g}"
+
+
+def _missing(columns: Sequence[Column], done: Sequence[Trained]) -> tuple[str, ...]:
+    """Which of the wanted runs are not among those that were collected, if any is missing."""
+    found = {id(t.column): {(r.method, r.seed) for r in t.results} for t in done}
+    absent: list[str] = []
+    count = total = 0
+    for column in columns:
+        have = found.get(id(column), set())
+        seeds: dict[str, list[str]] = {}
+        for job in column.jobs:
+            if (job.label, job.seed) not in have:
+                seeds.setdefault(job.label, []).append(str(job.seed))
+        total, count = total + len(column.jobs), count + len(have)
+        if seeds:
+            each = ", ".join(f"{m} (seed {', '.join(s)})" for m, s in seeds.items())
+            absent.append(f"{_title(column)}: {each if have else 'all'}")
+    if not absent:
+        return ()
+    return (f"{count} of {total} runs are finished. Missing: {'; '.join(absent)}.",)
+
+
+_PAGE_FILES = ("report.html", "report.md", "summary.json", "table.csv", "sweep.csv")
+_FIGURE_KINDS = (".pdf", ".png", ".svg")
+
+
+def _remove_page(folder: Path, but: Sequence[Path] = ()) -> None:
+    """Remove what a call wrote to a page's folder, except some files."""
+    figures = [p for p in (folder / "figures").glob("*") if p.suffix in _FIGURE_KINDS]
+    for path in (*(folder / name for name in _PAGE_FILES), *figures):
+        if path not in but:
+            path.unlink(missing_ok=True)
+
+
+def _write_page(folder: Path, artefact: Artefact, done: Sequence[Trained]) -> tuple[Path, ...]:
+    """The runs behind an artefact as one HTML page, one set a column.
+
+    Files of an earlier call that had other columns do not stay beside it.
+    """
     sets = [
         RunSet(
             trained.results,
@@ -188,7 +258,9 @@ def _write_page(folder: Path, artefact: Artefact, done: Sequence[Trained]) -> No
         for trained in done
         if trained.results
     ]
-    write_report(sets, folder, title=artefact.about.title, draw_parts=False)
+    written = write_report(sets, folder, title=artefact.about.title, draw_parts=False)
+    _remove_page(folder, but=written)
+    return written
 
 
 def _exact_columns(artefact: Artefact, wishes: Wishes) -> tuple[str, ...]:
@@ -204,10 +276,13 @@ def _refuse(artefact: Artefact, wishes: Wishes) -> None:
     """Options that play no part in an artefact are an error, lest they seem to."""
     given: dict[str, object] = {"--methods": wishes.methods}
     reason = "which shows all methods"
-    if artefact.about.kind == "exact":
+    if artefact.about.kind in ("exact", "elsewhere"):
         given |= {"--seeds": wishes.seeds, "--rounds": wishes.rounds}
-        given |= {"--set": wishes.settings or None}
+        given |= {"--set": dict(wishes.settings) or None}
         reason = "which is computed from closed forms"
+    if artefact.about.kind == "elsewhere":
+        given |= {"--dists": wishes.columns}
+        reason = "which is not computed by this command"
     for option, value in given.items():
         if value is not None:
             raise InvalidValueError(option, value, f"plays no part in {artefact.name}, {reason}")
@@ -219,12 +294,26 @@ def _accountant(artefact: Artefact, wishes: Wishes) -> str:
     return str(wishes.changes.get("training.accountant", "moments"))
 
 
-_HARMLESS = ("seed", "training.executor", "training.ray_address", "training.evaluate_every")
+# What decides no result, or (device, physical batch) only the rounding of sums.
+_HARMLESS = (
+    "seed",
+    "data.folder",
+    "track",
+    "training.device",
+    "training.evaluate_every",
+    "training.executor",
+    "training.physical_batch",
+    "training.ray_address",
+)
+
+
+def _is_harmless(key: str) -> bool:
+    return key in _HARMLESS or key.startswith("track.")
 
 
 def _not_comparable(artefact: Artefact, wishes: Wishes) -> str:
     """Why the paper's figures cannot be compared with these, if they cannot."""
-    changes = {key: value for key, value in wishes.changes.items() if key not in _HARMLESS}
+    changes = {key: value for key, value in wishes.changes.items() if not _is_harmless(key)}
     if artefact.about.kind not in ("trained", "first round") or not changes:
         return ""
     ours = make_columns(artefact, Wishes(columns=wishes.columns, settings=changes))

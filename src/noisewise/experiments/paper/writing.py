@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from noisewise.report.chart import save_figure
 from noisewise.report.grids import grid_csv, grid_latex, grid_markdown, grid_text
 from noisewise.storage import write_atomic
 
-__all__ = ["as_data", "as_text", "origin_line", "write_index", "write_outcome"]
+__all__ = ["Index", "as_data", "as_text", "origin_line", "write_index", "write_outcome"]
 
 
 def as_data(artefact: Artefact, outcome: Outcome, origin: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,7 +32,12 @@ def as_data(artefact: Artefact, outcome: Outcome, origin: Mapping[str, Any]) -> 
         "verdicts": verdicts(outcome),
         "grids": {grid.name: grid_data(grid) for grid in outcome.grids},
         "claims": [
-            {"text": c.text, "holds": c.holds, "measured": c.measured} for c in outcome.claims
+            {
+                "text": claim.text,
+                "holds": None if outcome.not_comparable else claim.holds,
+                "measured": claim.measured,
+            }
+            for claim in outcome.claims
         ],
         "notes": list(outcome.notes),
         "failures": dict(outcome.failures),
@@ -85,24 +91,66 @@ def _times(origin: Mapping[str, Any]) -> list[str]:
     return facts
 
 
-def write_index(folder: Path) -> Path:
-    """A README that lists the artefacts in a folder with their verdicts, in the paper's order."""
-    found = {
-        path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/result.json")
-    }
-    if not found:
+@dataclass(frozen=True)
+class Index:
+    """A list of artefacts, written.
+
+    Attributes:
+        path: of the file.
+        artefacts: names of their folders, in the paper's order.
+        left_out: folders with a ``result.json`` that is no artefact's, each with the reason.
+    """
+
+    path: Path
+    artefacts: tuple[str, ...]
+    left_out: Mapping[str, str]
+
+
+_INDEX_TITLE = "# What was run"
+
+
+def write_index(folder: Path) -> Index:
+    """A README that lists the artefacts in a folder with their verdicts, in the paper's order.
+
+    Raises:
+        InvalidValueError: if there are none, or if the folder has a README of somebody else's.
+    """
+    sections: dict[str, list[str]] = {}
+    left_out: dict[str, str] = {}
+    for path in sorted(folder.glob("*/result.json")):
+        name = path.parent.name
+        try:
+            sections[name] = _section(name, json.loads(path.read_text()))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            left_out[name] = f"no artefact that can be read ({type(error).__name__}: {error})"
+    if not sections:
         allowed = "must hold artefacts that `noisewise reproduce NAME --output FOLDER/NAME` wrote"
         raise InvalidValueError("--index", str(folder), allowed)
-    lines = ["# What was run", "", "Written by `noisewise reproduce --index`. See"]
-    lines += ["docs/reproduction.md for what agrees with the paper, what does not, and why.", ""]
-    for name in sorted(found, key=_place):
-        content = found[name]
-        lines += [f"## [{name}]({name}/README.md)", "", f"{content['title']}.", ""]
-        lines += [origin_line(content["origin"]), ""]
-        lines += [*(f"- {sentence}" for sentence in content["verdicts"]), ""]
     path = folder / "README.md"
+    if path.exists() and not path.read_bytes().startswith(_INDEX_TITLE.encode()):
+        allowed = f"is not an index (`{_INDEX_TITLE}`), so it is kept; move it away first"
+        raise InvalidValueError("--index", str(path), allowed)
+    lines = [_INDEX_TITLE, "", "Written by `noisewise reproduce --index`. See"]
+    lines += ["docs/reproduction.md for what agrees with the paper, what does not, and why.", ""]
+    names = sorted(sections, key=_place)
+    lines += [line for name in names for line in sections[name]]
     write_atomic(path, ("\n".join(lines).rstrip() + "\n").encode())
-    return path
+    return Index(path, tuple(names), left_out)
+
+
+def _section(name: str, content: Any) -> list[str]:
+    """What the index says about an artefact.
+
+    Raises:
+        KeyError: or a TypeError, if the content is not that of an artefact.
+    """
+    if not isinstance(content, dict) or "artefact" not in content:
+        raise TypeError("not written by `noisewise reproduce`")
+    return [
+        *(f"## [{name}]({name}/README.md)", "", f"{content['title']}.", ""),
+        *(origin_line(content["origin"]), ""),
+        *(*(f"- {sentence}" for sentence in content["verdicts"]), ""),
+    ]
 
 
 def _place(name: str) -> int:
@@ -113,13 +161,18 @@ def _place(name: str) -> int:
 
 def write_outcome(
     folder: Path, artefact: Artefact, outcome: Outcome, origin: Mapping[str, Any]
-) -> None:
-    """Write ``result.json``, ``figures.csv``, ``table.tex``, ``README.md`` and the figures."""
+) -> tuple[Path, ...]:
+    """Write ``result.json``, ``figures.csv``, ``table.tex``, ``README.md`` and the figures.
+
+    Returns:
+        The files.
+    """
     about = artefact.about
-    pictures = []
+    pictures, written = [], []
     for name, figure in outcome.figures.items():
-        png, *_ = save_figure(figure, folder, name)
+        png, *others = save_figure(figure, folder, name)
         pictures.append(f"![{name}]({png.name})")
+        written += [png, *others]
     options = "" if not origin["options"] else " " + " ".join(origin["options"])
     page = [
         f"# {about.title}",
@@ -141,3 +194,4 @@ def write_outcome(
         files["table.tex"] = "\n".join(grid_latex(grid) for grid in outcome.grids)
     for name, content in files.items():
         write_atomic(folder / name, content.encode())
+    return (*(folder / name for name in files), *written)
