@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from command import Noisewise, command
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -14,3 +15,9 @@ def cache_of_the_test_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     patch.setenv("NOISEWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
     yield
     patch.undo()
+
+
+@pytest.fixture
+def noisewise(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Noisewise:
+    """The command in this process."""
+    return command(capsys, monkeypatch)

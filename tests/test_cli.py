@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command import Noisewise
 from safetensors.numpy import load_file, save_file
 
-from noisewise.cli import main
 from noisewise.experiments import comparison
 from noisewise.experiments.config import dump_config, load_config
 
@@ -22,37 +20,6 @@ ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "configs" / "demo.toml"
 SMALL = ["--set", "training.rounds=2", "--set", "data.clients=4",
          "--set", "population.epsilon=[1.0,4.0,20.0,20.0]"]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Answer:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def noisewise(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Answer]:
-    """The command in this process: the same entry point, without the seconds of a new one."""
-
-    def call(*words: object, folder: Path | None = None) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["noisewise", *map(str, words)])
-        if folder is not None:
-            monkeypatch.chdir(folder)
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        captured = capsys.readouterr()
-        return Answer(code, captured.out, captured.err)
-
-    return call
-
-
-Noisewise = Callable[..., Answer]
 
 
 def test_the_installed_command_is_that_entry_point() -> None:

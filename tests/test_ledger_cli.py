@@ -6,14 +6,12 @@ import csv
 import io
 import json
 import logging
-import sys
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from command import Noisewise
 
-from noisewise.cli import main
 from noisewise.errors import InvalidValueError
 from noisewise.privacy import PrivacyBudget, epsilon_of
 from noisewise.privacy.ledger import (
@@ -25,29 +23,13 @@ from noisewise.privacy.ledger import (
 )
 from noisewise.report.statement import kinds, statement_html, statement_text
 
-Call = Callable[..., tuple[int, str, str]]
 DATASET = "Ward <7> & co"
 BUDGET = PrivacyBudget(2.0, 1e-6)
 CHARGE = Charge("training", 0.02, 3.0, 50)
 
 
 @pytest.fixture
-def noisewise(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
-    def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["noisewise", *map(str, words)])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
-
-
-@pytest.fixture
-def path(tmp_path: Path, noisewise: Call) -> Path:
+def path(tmp_path: Path, noisewise: Noisewise) -> Path:
     """A ledger made on the command line, with five rounds and one release of metrics."""
     made = tmp_path / "ward7.ledger"
     code, out, _ = noisewise(
@@ -65,7 +47,7 @@ def path(tmp_path: Path, noisewise: Call) -> Path:
     return made
 
 
-def test_show_says_what_an_officer_asks(path: Path, noisewise: Call) -> None:
+def test_show_says_what_an_officer_asks(path: Path, noisewise: Noisewise) -> None:
     code, out, _ = noisewise("ledger", "show", path)
     assert code == 0
     for words in (DATASET, "epsilon 2 at delta 1e-06", "remaining", "at most 5 noised replies",
@@ -78,7 +60,7 @@ def test_show_says_what_an_officer_asks(path: Path, noisewise: Call) -> None:
     assert "training" not in none
 
 
-def test_show_json_and_exports_agree(path: Path, noisewise: Call) -> None:
+def test_show_json_and_exports_agree(path: Path, noisewise: Noisewise) -> None:
     _, out, _ = noisewise("ledger", "show", path, "--json")
     shown = json.loads(out)
     assert shown["epsilon"] == 2.0
@@ -93,7 +75,7 @@ def test_show_json_and_exports_agree(path: Path, noisewise: Call) -> None:
     assert rows[2]["reply_sha256"] == ""
 
 
-def test_numbers_can_be_made_again_from_the_csv(path: Path, noisewise: Call) -> None:
+def test_numbers_can_be_made_again_from_the_csv(path: Path, noisewise: Noisewise) -> None:
     """Whoever has only the export can recompute what is spent by training."""
     _, text, _ = noisewise("ledger", "export", path, "--format", "csv")
     rows = [row for row in csv.DictReader(io.StringIO(text)) if row["purpose"] == "training"]
@@ -121,7 +103,9 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_the_page_stands_alone_and_says_it_all(path: Path, noisewise: Call, tmp_path: Path) -> None:
+def test_the_page_stands_alone_and_says_it_all(
+    path: Path, noisewise: Noisewise, tmp_path: Path
+) -> None:
     target = tmp_path / "statement.html"
     assert noisewise("ledger", "export", path, "--output", target)[0] == 0
     source = target.read_text()
@@ -149,7 +133,7 @@ def test_a_page_before_the_first_round(tmp_path: Path) -> None:
     assert kinds(statement.entries) == ()
 
 
-def test_verify_answers_by_exit_code(path: Path, noisewise: Call) -> None:
+def test_verify_answers_by_exit_code(path: Path, noisewise: Noisewise) -> None:
     code, out, _ = noisewise("ledger", "verify", path)
     assert (code, "sound: 11 events" in out) == (0, True)
     head = out.split()[-1]
@@ -168,7 +152,7 @@ def test_verify_answers_by_exit_code(path: Path, noisewise: Call) -> None:
     assert (code, out, err.count("\n")) == (1, "", 1)
 
 
-def test_errors_are_one_line(path: Path, noisewise: Call, tmp_path: Path) -> None:
+def test_errors_are_one_line(path: Path, noisewise: Noisewise, tmp_path: Path) -> None:
     init = ("ledger", "init", tmp_path / "new", "--dataset", "d", "--delta", 1e-6)
     for words, expected, named in (
         ((*init, "--epsilon", 0), 2, "epsilon"),
@@ -194,7 +178,7 @@ def test_dataset_names_are_printable(tmp_path: Path) -> None:
             Ledger.create(tmp_path / "l", BUDGET, name)
 
 
-def test_audit_prints_a_table_and_draws(noisewise: Call, tmp_path: Path) -> None:
+def test_audit_prints_a_table_and_draws(noisewise: Noisewise, tmp_path: Path) -> None:
     code, out, _ = noisewise("audit", "--canaries", 400, "--runs", 2, "--output", tmp_path)
     assert code == 0
     assert "claimed by the ledger" in out

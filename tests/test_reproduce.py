@@ -11,14 +11,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command import Noisewise
 
-from noisewise.cli import main
 from noisewise.cli.common import words
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.paper import Wishes, artefact_names, load_artefact, reproduce, trained
@@ -44,35 +44,6 @@ DIGITS = {
 }
 SMALL = Wishes(seeds=1, rounds=2, columns=("Dist6",), methods=("WeiAvg", "DPFedAvg"),
                settings=DIGITS)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Answer:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Noisewise = Callable[..., Answer]
-
-
-@pytest.fixture
-def noisewise(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Answer]:
-    """The command in this process."""
-
-    def call(*typed: object) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["noisewise", *map(str, typed)])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        captured = capsys.readouterr()
-        return Answer(code, captured.out, captured.err)
-
-    return call
 
 
 def column(name: str, place: str) -> Column:
