@@ -1,18 +1,21 @@
-"""Checks of single values, shared by every type that a caller fills in."""
+"""Checks of single values and lists of names, shared by every type that a caller fills in."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from numbers import Integral, Real
 
 from noisewise.errors import InvalidValueError
 
 __all__ = [
     "fraction",
+    "no_repeats",
     "non_negative_int",
     "non_negative_number",
     "positive_int",
     "positive_number",
+    "repeated",
 ]
 
 
@@ -72,3 +75,15 @@ def positive_int(field: str, value: object) -> int:
 def non_negative_int(field: str, value: object) -> int:
     """Return ``value`` as an int if it is a whole number of at least 0."""
     return _integer(field, value, 0)
+
+
+def repeated(names: Sequence[str]) -> str | None:
+    """The first of ``names`` that stands there twice; None if all differ."""
+    return next((name for name in names if list(names).count(name) > 1), None)
+
+
+def no_repeats(field: str, names: Sequence[str]) -> None:
+    """Refuse ``names`` if one of them stands there twice."""
+    name = repeated(names)
+    if name is not None:
+        raise InvalidValueError(field, name, "stands there twice")

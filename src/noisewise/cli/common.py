@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from noisewise.checks import repeated
 from noisewise.errors import InvalidValueError
 
 __all__ = [
@@ -83,9 +84,8 @@ def words(option: str, text: str | None) -> list[str] | None:
     found = [word.strip() for word in text.split(",") if word.strip()]
     if not found:
         raise InvalidValueError(option, text, "must be one or more names, separated by commas")
-    for word in found:
-        if found.count(word) > 1:
-            raise InvalidValueError(option, text, f"{word} stands there twice")
+    if (word := repeated(found)) is not None:
+        raise InvalidValueError(option, text, f"{word} stands there twice")
     return found
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from noisewise.aggregation.methods import METHODS
+from noisewise.checks import no_repeats
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.comparison import warm_up
 from noisewise.experiments.config import (
@@ -90,9 +91,7 @@ def attack_cells(
     for field, several in (("attacks", kinds), ("attackers", attackers), ("methods", labels)):
         if not several:
             raise InvalidValueError(field, list(several), "must be one or more")
-        for name in several:
-            if list(several).count(name) > 1:
-                raise InvalidValueError(field, name, "stands there twice")
+        no_repeats(field, several)
     for kind in kinds:
         if kind not in ATTACKS:
             raise InvalidValueError("attacks", kind, f"must be among {', '.join(ATTACKS)}")

@@ -12,7 +12,8 @@ from queue import Empty
 from typing import Any
 
 from noisewise.aggregation.methods import METHODS, make_method
-from noisewise.errors import InvalidValueError, NoisewiseError
+from noisewise.checks import no_repeats
+from noisewise.errors import NoisewiseError
 from noisewise.experiments.config import ExperimentConfig, MethodConfig, dump_config
 from noisewise.experiments.preflight import check_folder, check_own_config
 from noisewise.experiments.runner import Job, run
@@ -60,10 +61,7 @@ def comparison_jobs(
         for number in range(config.compare.seeds if seeds is None else seeds)
         for method in described
     )
-    names = [job.folder_name for job in jobs]
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidValueError("compare.methods", name, "stands there twice")
+    no_repeats("compare.methods", [job.folder_name for job in jobs])
     return jobs
 
 

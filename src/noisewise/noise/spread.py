@@ -130,21 +130,16 @@ def _own_part(
     has 1 / (p sum of their precisions). ``before`` and ``now`` are the precisions [n] of the two
     rounds, a product has that of the one times that of the other. None where none is known.
     """
-    pairs, exponent = _outer(before, now)
-    largest = float(pairs.max(initial=0.0))
-    weights = pairs / largest if largest > 0 else pairs
+    tops = float(before.max(initial=0.0)), float(now.max(initial=0.0))
+    if min(tops) == 0:
+        return None
+    weights = np.outer(before / tops[0], now / tops[1])  # so that no product overflows
     own = np.eye(len(products), dtype=bool)
     if not (np.any(weights[own]) and np.any(weights[~own])):
         return None
     difference = np.average(products[own], weights=weights[own]) - np.average(
         products[~own], weights=weights[~own]
     )
-    uncertain = (1 / weights[own].sum() + 1 / weights[~own].sum()) / largest
     with np.errstate(over="ignore"):
-        return float(difference), min(float(np.ldexp(uncertain, -exponent)), _LARGEST)
-
-
-def _outer(a: NDArray[np.float64], b: NDArray[np.float64]) -> tuple[NDArray[np.float64], int]:
-    """(m, k) with a b^T = 2^k m, so that no product overflows or vanishes."""
-    i, j = (int(np.frexp(values.max(initial=0.0))[1]) for values in (a, b))
-    return np.outer(np.ldexp(a, -i), np.ldexp(b, -j)), i + j
+        uncertain = (1 / weights[own].sum() + 1 / weights[~own].sum()) / tops[0] / tops[1]
+    return float(difference), min(float(uncertain), _LARGEST)

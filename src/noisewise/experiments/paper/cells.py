@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from noisewise.aggregation.methods import make_method
+from noisewise.checks import no_repeats
 from noisewise.data.populations import DISTRIBUTIONS
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.comparison import Comparison, OnProgress, compare
@@ -65,20 +66,14 @@ class Wishes:
 
     def __post_init__(self) -> None:
         """Check what was given; a run that is counted twice makes means and spreads wrong."""
-        _once("--dists", self.columns or ())
-        _once("--methods", self.methods or ())
+        no_repeats("--dists", self.columns or ())
+        no_repeats("--methods", self.methods or ())
 
     @property
     def changes(self) -> dict[str, Any]:
         """Config fields to replace."""
         rounds = {} if self.rounds is None else {"training.rounds": self.rounds}
         return {**self.settings, **rounds}
-
-
-def _once(option: str, names: Sequence[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidValueError(option, name, "stands there twice")
 
 
 @dataclass(frozen=True)
@@ -176,7 +171,7 @@ def _column(artefact: Artefact, name: str, wishes: Wishes, rate: float | None = 
     methods = wishes.methods or tuple(
         m if isinstance(m, str) else m.name for m in config.compare.methods or ()
     )
-    _once("compare.methods", methods)
+    no_repeats("compare.methods", methods)
     first = next(iter(sweep.columns))
     homes = {method: name if _matters(sweep.told, method) else first for method in methods}
     if name != (wishes.columns or (first,))[0]:  # the others' runs are in the first wanted column
