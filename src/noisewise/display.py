@@ -6,8 +6,10 @@ import contextlib
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from rich.console import Console
 from rich.progress import (
@@ -16,7 +18,6 @@ from rich.progress import (
     Progress,
     TaskID,
     TextColumn,
-    TimeRemainingColumn,
 )
 
 from noisewise.experiments.runner import Job
@@ -25,6 +26,8 @@ from noisewise.federation.results import RoundRecord
 __all__ = ["ComparisonDisplay", "comparison_display", "run_display"]
 
 _SECONDS_BETWEEN_LINES = 10.0
+_WINDOW = 10  # rounds of each job that the time left is judged by
+_RUSH = 0.01  # of the longest pause: rounds that follow each other faster were not trained now
 
 
 def _bars(console: Console) -> Progress:
@@ -32,7 +35,7 @@ def _bars(console: Console) -> Progress:
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
-        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[left]}"),
         TextColumn("{task.fields[note]}"),
         console=console,
     )
@@ -56,6 +59,29 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+class _Pace:
+    """How long the rest takes, by the last steps.
+
+    The stored rounds of a resumed run come all at once and say nothing about those to be trained:
+    a window that begins with such a rush is read from the first real pause on.
+    """
+
+    def __init__(self, window: int) -> None:
+        self._seen: deque[tuple[float, int]] = deque(maxlen=window + 1)
+
+    def left(self, done: int, total: int) -> str:
+        """Note that `done` of `total` steps are over; the time left, empty while unknown."""
+        self._seen.append((time.monotonic(), done))
+        times, counts = zip(*self._seen, strict=True)
+        pauses = [after - before for before, after in pairwise(times)]
+        longest = max(pauses, default=0.0)
+        if done >= total or longest <= 0:
+            return ""
+        first = next(i for i, pause in enumerate(pauses) if pause > _RUSH * longest)
+        pace = (times[-1] - times[first]) / (counts[-1] - counts[first])
+        return f"about {_clock(pace * (total - done))} left"
+
+
 @dataclass
 class ComparisonDisplay:
     """Shows the rounds of all jobs of a comparison: one bar for the whole, one for each that runs.
@@ -74,10 +100,10 @@ class ComparisonDisplay:
     quiet: bool
     title: str = "training"
     _done: int = 0
-    _begun: float | None = None
     _last_line: float = field(default_factory=lambda: time.monotonic())
     _tasks: dict[str, TaskID] = field(default_factory=dict)
     _notes: dict[str, str] = field(default_factory=dict)
+    _paces: dict[str, _Pace] = field(default_factory=dict)
 
     def planning(self, done: int, total: int) -> None:
         """Budgets are being turned into noise."""
@@ -85,8 +111,6 @@ class ComparisonDisplay:
 
     def on_round(self, job: Job, record: RoundRecord) -> None:
         """A round of some job is over."""
-        if self._begun is None:
-            self._begun = time.monotonic()
         self._done += 1
         name = f"{job.label}, seed {job.seed}"
         # Rounds without an evaluation keep the last accuracy in view.
@@ -101,24 +125,28 @@ class ComparisonDisplay:
         if record.round == self.rounds:
             self.bars.update(self._tasks[f"  {name}"], visible=False)
 
+    def _left(self, what: str, done: int, total: int) -> str:
+        window = _WINDOW * max(1, total // self.rounds)  # one job's steps or those of all
+        return self._paces.setdefault(what, _Pace(window)).left(done, total)
+
     def _bar(self, what: str, done: int, total: int, note: str) -> None:
         assert self.bars is not None
+        left = self._left(what, done, total)
         if what not in self._tasks:
-            self._tasks[what] = self.bars.add_task(what, total=total, note=note)
-        self.bars.update(self._tasks[what], completed=done, note=note)
+            self._tasks[what] = self.bars.add_task(what, total=total, note=note, left=left)
+        self.bars.update(self._tasks[what], completed=done, note=note, left=left)
 
     def _show(self, what: str, done: int, total: int, note: str) -> None:
         if self.quiet:
             return
         if self.bars is not None:
             self._bar(what, done, total, note)
-        elif done == total or time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
+            return
+        left = self._left(what, done, total)
+        if done == total or time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            line = f"{what}: {done} of {total} {note}".rstrip()
-            if self._begun is not None and done < total and self._last_line > self._begun:
-                left = (self._last_line - self._begun) / done * (total - done)
-                line += f"; about {_clock(left)} left"
-            print(line, file=sys.stderr, flush=True)
+            words = f"{what}: {done} of {total} {note}".rstrip()
+            print("; ".join(part for part in (words, left) if part), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
