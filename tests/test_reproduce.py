@@ -296,6 +296,21 @@ def test_first_rounds_keep_what_they_took(tmp_path: Path) -> None:
     assert math.isnan(older.outcome.data["training_seconds"])
 
 
+def test_weights_of_several_populations_have_a_figure_and_a_column_each(tmp_path: Path) -> None:
+    wishes = Wishes(seeds=1, rounds=2, columns=("Dist1", "Dist8"), settings=QUICK)
+    both = reproduce("weights-mnist", wishes, store=tmp_path).outcome
+    alone = reproduce("weights-mnist", replace(wishes, columns=("Dist8",)), store=tmp_path).outcome
+    assert set(both.figures) == {"weights-Dist1", "weights-Dist8"}
+    assert set(alone.figures) == {"weights"}
+    assert both.data["Dist8"] == alone.data
+    (grid,), (expected,) = both.grids, alone.grids
+    assert grid.columns == ("Dist1", "Dist8")
+    assert all(row["Dist8"] == expected.rows[name]["Dist8"] for name, row in grid.rows.items())
+    assert {claim.text.split(":")[0] for claim in both.claims} == {"Dist1", "Dist8"}
+    with pytest.raises(InvalidValueError, match="one at a time"):
+        reproduce("submatrix-rows", replace(wishes, settings={}), store=tmp_path)
+
+
 def test_lies_alone_are_not_compared_with_the_truth(tmp_path: Path) -> None:
     """The first of the chosen columns has all methods; only column 0.95 is the truth."""
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from noisewise.aggregation.weights import inverse_variance_weights, proportional_weights
 from noisewise.data.populations import authors_population
+from noisewise.errors import InvalidValueError
 from noisewise.experiments.estimation import first_round_updates, save_updates
 from noisewise.experiments.noise_table import client_variance
 from noisewise.experiments.paper.cells import Column, Wishes, cell_name, make_columns
@@ -75,20 +77,49 @@ def _seeds(columns: Sequence[Column]) -> list[int]:
     return sorted({job.seed for column in columns for job in column.jobs})
 
 
+@dataclass(frozen=True)
+class _Weighed:
+    """What `weights` says of a column."""
+
+    excess: dict[str, Cell]
+    claims: tuple[Claim, ...]
+    figure: Figure
+    shown: dict[str, Any]
+    effort: Effort
+
+
 def weights(artefact: Artefact, wishes: Wishes, store: Path) -> Outcome:
     """Weights of all methods and Robust-HDP's noise estimates against the truth.
 
-    Clients are shown by rising epsilon, as in the paper. The figure is that of the first seed.
+    Clients are shown by rising epsilon, as in the paper. The figures are those of the first seed.
     """
-    column = make_columns(artefact, _one_column(artefact, wishes))[0]
+    columns = make_columns(artefact, replace(wishes, methods=("RobustHDP",)))
     pcp = PCP(**artefact.about.options) if artefact.about.options else PCP(sample=None)
+    found = {c.name: _weigh(c, pcp, store, wishes.workers) for c in columns}
+    methods = next(iter(found.values())).excess
+    rows = {m: {name: column.excess[m] for name, column in found.items()} for m in methods}
+    title = "Noise of the aggregate over the oracle's (1 is perfect)"
+    alone = len(found) == 1
+    return Outcome(
+        (Grid("excess", title, tuple(found), rows, 4),),
+        tuple(
+            claim if alone else replace(claim, text=f"{name}: {claim.text}")
+            for name, column in found.items()
+            for claim in column.claims
+        ),
+        {"weights" if alone else f"weights-{name}": c.figure for name, c in found.items()},
+        next(iter(found.values())).shown if alone else {n: c.shown for n, c in found.items()},
+        (*artefact.about.notes, "PFA weights like WeiAvg; its projection comes on top."),
+        effort=sum((column.effort for column in found.values()), Effort()),
+    )
+
+
+def _weigh(column: Column, pcp: PCP, store: Path, workers: int) -> _Weighed:
     excess: dict[str, list[float]] = {}
-    shown: dict[str, Any] = {}
-    figure = None
-    claims: tuple[Claim, ...] = ()
     effort = Effort()
+    pictured: tuple[tuple[Claim, ...], Figure, dict[str, Any]] | None = None
     for seed in _seeds([column]):
-        first = _first_round(column, seed, store, wishes.workers)
+        first = _first_round(column, seed, store, workers)
         effort += first.effort
         found = pcp.estimate(first.updates)
         epsilons = np.array([client.spec.epsilon for client in first.clients])
@@ -103,7 +134,7 @@ def weights(artefact: Artefact, wishes: Wishes, store: Path) -> Outcome:
         factor = inverse_variance_weights(Factor().estimate(first.updates).variance)
         for name, w in {**by_method, "RobustHDP with factor": factor}.items():
             excess.setdefault(name, []).append(excess_noise(w, first.truth))
-        if figure is None:
+        if pictured is None:
             batches = np.array([client.spec.batch_size for client in first.clients])
             order = np.lexsort((batches, epsilons))
             figure = weights_panels(
@@ -112,26 +143,14 @@ def weights(artefact: Artefact, wishes: Wishes, store: Path) -> Outcome:
                 first.truth[order],
                 "clients by rising epsilon (and batch size)",
             )
-            shown = _shown(first, order, by_method, found.variance, batches)
             claims = _weight_claims(by_method, found.variance, first.truth, epsilons, batches)
+            if len(epsilons) == 60 and column.name == "Dist1":  # the one that the paper shows
+                claims += _sixty_clients_claims(by_method, epsilons, batches)
             claims += (Claim("the decomposition converged", found.converged, _gap(found.details)),)
-    assert figure is not None
-    rows = {name: {column.name: _mean(values)} for name, values in excess.items()}
-    title = "Noise of the aggregate over the oracle's (1 is perfect)"
-    return Outcome(
-        (Grid("excess", title, (column.name,), rows, 4),),
-        claims,
-        {"weights": figure},
-        shown,
-        (*artefact.about.notes, "PFA weights like WeiAvg; its projection comes on top."),
-        effort=effort,
-    )
-
-
-def _one_column(artefact: Artefact, wishes: Wishes) -> Wishes:
-    assert artefact.about.sweep is not None
-    names = wishes.columns or tuple(artefact.about.sweep.columns)
-    return replace(wishes, columns=names[:1], methods=("RobustHDP",))
+            shown = _shown(first, order, by_method, found.variance, batches)
+            pictured = claims, figure, shown
+    assert pictured is not None
+    return _Weighed({name: _mean(values) for name, values in excess.items()}, *pictured, effort)
 
 
 def _gap(details: Mapping[str, Any]) -> str:
@@ -191,21 +210,26 @@ def _weight_claims(
                 f"batch {batches[top]}, epsilon {epsilons[top]:g}, weight {100 * mine[top]:.1f} %",
             )
         )
-    if len(epsilons) == 60:
-        second = int(np.argsort(epsilons, kind="stable")[-2])
-        six = float(np.sort(mine)[-6:].sum())
-        mixed = len(set(batches.tolist())) > 1
-        said = 0.18 if mixed else 0.05
-        claims.append(
-            Claim(
-                f"the client with the second largest epsilon gets a weight close to {said}",
-                bool(abs(mine[second] - said) < 0.02),
-                f"{mine[second]:.3f}, oracle {oracle[second]:.3f}",
-            )
-        )
-        if mixed:
-            claims.append(Claim("six clients have more than half", six > 0.5, f"{six:.2f}"))
     return tuple(claims)
+
+
+def _sixty_clients_claims(
+    by_method: Mapping[str, Vector], epsilons: Vector, batches: NDArray[np.int64]
+) -> tuple[Claim, ...]:
+    """What the paper says of 60 clients under Dist1."""
+    mine, oracle = by_method["RobustHDP"], by_method["Oracle"]
+    second = int(np.argsort(epsilons, kind="stable")[-2])
+    six = float(np.sort(mine)[-6:].sum())
+    mixed = len(set(batches.tolist())) > 1
+    said = 0.18 if mixed else 0.05
+    near = Claim(
+        f"the client with the second largest epsilon gets a weight close to {said}",
+        bool(abs(mine[second] - said) < 0.02),
+        f"{mine[second]:.3f}, oracle {oracle[second]:.3f}",
+    )
+    if not mixed:
+        return (near,)
+    return near, Claim("six clients have more than half", six > 0.5, f"{six:.2f}")
 
 
 def _mean(values: Sequence[float], paper: float = math.nan, deviation: float = math.nan) -> Cell:
@@ -309,7 +333,9 @@ def estimated_noise(artefact: Artefact, wishes: Wishes, store: Path) -> Outcome:
 
 def submatrix_rows(artefact: Artefact, wishes: Wishes, store: Path) -> Outcome:
     """Precision of the weights over p', for the paper's sub-matrix and for a random sample."""
-    column = make_columns(artefact, _one_column(artefact, wishes))[0]
+    column, *others = make_columns(artefact, replace(wishes, methods=("RobustHDP",)))
+    if others:
+        raise InvalidValueError("--dists", wishes.columns, f"{artefact.name} shows one at a time")
     kinds: dict[str, dict[int, list[float]]] = {"first p' rows (paper)": {}, "random rows": {}}
     effort = Effort()
     for seed in _seeds([column]):
