@@ -32,6 +32,7 @@ from noisewise.experiments.paper.published import (
 )
 from noisewise.experiments.paper.reproduce import _not_comparable
 from noisewise.experiments.paper.writing import as_data, origin_line, write_index
+from noisewise.federation.results import load_result
 from noisewise.report.grids import Cell, Grid, grid_csv, grid_latex, grid_text, grid_verdict
 
 ROOT = Path(__file__).parents[1]
@@ -309,6 +310,20 @@ def test_weights_of_several_populations_have_a_figure_and_a_column_each(tmp_path
     assert {claim.text.split(":")[0] for claim in both.claims} == {"Dist1", "Dist8"}
     with pytest.raises(InvalidValueError, match="one at a time"):
         reproduce("submatrix-rows", replace(wishes, settings={}), store=tmp_path)
+
+
+def test_methods_keep_the_options_that_they_are_given(tmp_path: Path) -> None:
+    norm = {"name": "RobustHDP", "options": {"estimator": "norm"}}
+    settings = QUICK | {"compare.methods": ["RobustHDP", norm]}
+    wishes = Wishes(1, 2, ("Dist6",), settings=settings)
+    (grid, *_) = reproduce("accuracy-mnist", wishes, store=tmp_path).outcome.grids
+    assert list(grid.rows) == ["RobustHDP", "RobustHDP(estimator=norm)"]
+    one, other = (load_result(folder) for folder in sorted(tmp_path.glob("*/runs/*")))
+    assert one.rounds[0].weights != other.rounds[0].weights
+    assert one.settings["learning_rate"] == other.settings["learning_rate"]
+    fast = QUICK | {"compare.methods": [norm | {"learning_rate": 0.1}]}
+    with pytest.raises(InvalidValueError, match="sets one for all methods"):
+        reproduce("accuracy-mnist", replace(wishes, settings=fast), store=tmp_path)
 
 
 def test_lies_alone_are_not_compared_with_the_truth(tmp_path: Path) -> None:

@@ -168,27 +168,33 @@ def _column(artefact: Artefact, name: str, wishes: Wishes, rate: float | None = 
     assert sweep is not None
     _not_swept(artefact, sweep.field, wishes, rate)
     config = _config(artefact, name, wishes, rate)
-    methods = wishes.methods or tuple(
-        m if isinstance(m, str) else m.name for m in config.compare.methods or ()
-    )
-    no_repeats("compare.methods", methods)
+    methods = [
+        MethodConfig(name=m) if isinstance(m, str) else m
+        for m in wishes.methods or config.compare.methods or ()
+    ]
+    no_repeats("compare.methods", [Job(method, 0).label for method in methods])
+    for method in methods:
+        if method.learning_rate is not None:
+            allowed = f"comes from {artefact.name}; {_RATE} sets one for all methods"
+            raise InvalidValueError("compare.methods.learning_rate", method.learning_rate, allowed)
     first = next(iter(sweep.columns))
-    homes = {method: name if _matters(sweep.told, method) else first for method in methods}
+    homes = [(method, name if _matters(sweep.told, method) else first) for method in methods]
     if name != (wishes.columns or (first,))[0]:  # the others' runs are in the first wanted column
-        homes = {method: name for method in methods if _matters(sweep.told, method)}
+        homes = [(method, name) for method in methods if _matters(sweep.told, method)]
     seeds = config.compare.seeds if wishes.seeds is None else wishes.seeds
     published = rate is None and _RATE not in wishes.changes
     jobs = tuple(
         Job(_method(artefact, home, method, published), config.seed + number)
         for number in range(seeds)
-        for method, home in homes.items()
+        for method, home in homes
     )
 
     def made(column: str, some: tuple[Job, ...], untold: Column | None = None) -> Column:
         paper = _rates(artefact, column) if published else ""
         return Column(column, _config(artefact, column, wishes, rate), some, rate, paper, untold)
 
-    away = tuple(job for job in jobs if homes[job.method.name] != name)
+    elsewhere = [Job(method, 0).label for method, home in homes if home != name]
+    away = tuple(job for job in jobs if job.label in elsewhere)
     return made(name, jobs, made(first, away) if away else None)
 
 
@@ -211,8 +217,8 @@ def _not_swept(artefact: Artefact, field: str, wishes: Wishes, rate: float | Non
                 raise InvalidValueError("--set", f"{key}={value}", allowed)
 
 
-def _matters(told: str | None, method: str) -> bool:
-    needs = make_method(method).aggregator.needs
+def _matters(told: str | None, method: MethodConfig) -> bool:
+    needs = make_method(method.name, method.options).aggregator.needs  # unknown names fail now
     return told is None or told in {need.value for need in needs}
 
 
@@ -221,18 +227,17 @@ def _rates(artefact: Artefact, column: str) -> str:
     return f"{dataset} {key or column}" if dataset else ""
 
 
-def _method(artefact: Artefact, column: str, method: str, published: bool) -> MethodConfig:
+def _method(artefact: Artefact, column: str, method: MethodConfig, published: bool) -> MethodConfig:
     """A method with the paper's learning rate for the column, where it prints one.
 
     Not so in a search for rates, and not if the caller sets one for all methods.
     """
-    make_method(method)  # an unknown name fails now
     dataset = artefact.about.learning_rates
     if not published or dataset is None:
-        return MethodConfig(name=method)
-    rates = published_learning_rates(dataset).get(method, {})
+        return method
+    rates = published_learning_rates(dataset).get(method.name, {})
     key = artefact.about.learning_rate_columns.get(column, column)
-    return MethodConfig(name=method, learning_rate=rates.get(key))
+    return method.model_copy(update={"learning_rate": rates.get(key)})
 
 
 def cell_name(column: Column) -> str:
