@@ -123,6 +123,13 @@ def test_a_wide_upper_cluster_does_not_take_the_smallest_epsilon() -> None:
     assert public_clients(epsilons).tolist() == [False] * 9 + [True] * 5
 
 
+def test_a_lucky_single_client_is_no_cluster_where_there_are_two() -> None:
+    """Alone it has the better likelihood in the authors' Dist6; its projection keeps no signal."""
+    epsilons = np.array(authors_population("Dist6", 20).epsilons)
+    assert np.sort(epsilons[public_clients(epsilons)])[0] == 0.36
+    assert public_clients(epsilons).sum() == 11
+
+
 DRAWS = [(f"Dist{k}", n) for k in range(1, 10) for n in (20, 60)]
 
 
