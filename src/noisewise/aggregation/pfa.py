@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -36,17 +37,22 @@ def public_clients(epsilons: NDArray[np.float64]) -> NDArray[np.bool_]:
     Returns:
         [n] mask with at least one True.
     """
-    everyone = np.ones(len(epsilons), dtype=bool)
-    if len(np.unique(epsilons)) < 2:
-        return everyone
-    ordered = np.sort(np.asarray(epsilons, dtype=np.float64))  # whatever the clients' order
+    return np.asarray(epsilons >= _threshold(tuple(sorted(map(float, epsilons)))))
+
+
+@lru_cache(maxsize=64)  # a federation asks the same in every round
+def _threshold(epsilons: tuple[float, ...]) -> float:
+    """The least epsilon of the public clients, from all in ascending order."""
+    ordered = np.array(epsilons)
+    if ordered[0] == ordered[-1]:
+        return epsilons[0]
     found = _two_clusters(ordered, 3, 0)
     if found.smallest < 2:
         others = (_two_clusters(ordered, 1, start) for start in range(1, _STARTS + 1))
         larger = [other for other in others if other.smallest >= 2]
         found = max(larger, key=lambda other: other.likelihood, default=found)
     upper = ordered[found.upper & (ordered > found.lower_mean)]
-    return np.asarray(epsilons >= upper.min()) if upper.size else everyone
+    return float(upper.min()) if upper.size else epsilons[0]
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def attacks_command(
         default_methods,
         run_cells,
     )
-    from noisewise.experiments.comparison import comparison_jobs
+    from noisewise.experiments.comparison import wanted_methods
     from noisewise.experiments.config import load_config
     from noisewise.federation.results import to_json
     from noisewise.report.attacks import attack_figure, attack_text
@@ -62,7 +62,7 @@ def attacks_command(
     chosen = default_methods(wanted)
     names = words("--methods", methods)
     if names is not None:
-        chosen = tuple(job.method for job in comparison_jobs(wanted, names, 1))
+        chosen = tuple(wanted_methods(wanted, names))
     cells = attack_cells(
         wanted,
         words("--attackers", attackers) or [],

@@ -24,7 +24,7 @@ from noisewise.federation.results import RoundRecord, RunResult
 from noisewise.privacy.spending import spending_curve
 from noisewise.storage import write_atomic
 
-__all__ = ["Comparison", "check_output", "compare", "comparison_jobs", "warm_up"]
+__all__ = ["Comparison", "check_output", "compare", "comparison_jobs", "wanted_methods", "warm_up"]
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +37,22 @@ class Comparison:
     failures: dict[str, str]
 
 
+def wanted_methods(
+    config: ExperimentConfig, methods: Sequence[str] | None = None
+) -> list[MethodConfig]:
+    """The methods of a comparison: those named, with the options that the config gives them."""
+    described = [
+        MethodConfig(name=method) if isinstance(method, str) else method
+        for method in config.compare.methods or list(METHODS)
+    ]
+    if methods is not None:
+        known = {method.name: method for method in reversed(described)}
+        described = [known.get(name, MethodConfig(name=name)) for name in methods]
+    for method in described:
+        make_method(method.name, method.options)  # fails now rather than after an hour
+    return described
+
+
 def comparison_jobs(
     config: ExperimentConfig, methods: Sequence[str] | None = None, seeds: int | None = None
 ) -> tuple[Job, ...]:
@@ -47,15 +63,7 @@ def comparison_jobs(
         methods: names; those that the config describes keep its options.
         seeds: how many, from ``config.seed`` on.
     """
-    described = [
-        MethodConfig(name=method) if isinstance(method, str) else method
-        for method in config.compare.methods or list(METHODS)
-    ]
-    if methods is not None:
-        known = {method.name: method for method in reversed(described)}
-        described = [known.get(name, MethodConfig(name=name)) for name in methods]
-    for method in described:
-        make_method(method.name, method.options)  # fails now rather than after an hour
+    described = wanted_methods(config, methods)
     jobs = tuple(
         Job(method, config.seed + number)
         for number in range(config.compare.seeds if seeds is None else seeds)

@@ -12,7 +12,7 @@ from noisewise.aggregation.methods import make_method
 from noisewise.checks import no_repeats
 from noisewise.data.populations import DISTRIBUTIONS
 from noisewise.errors import InvalidValueError
-from noisewise.experiments.comparison import Comparison, OnProgress, compare
+from noisewise.experiments.comparison import Comparison, OnProgress, compare, wanted_methods
 from noisewise.experiments.config import (
     CompareConfig,
     ExperimentConfig,
@@ -168,10 +168,7 @@ def _column(artefact: Artefact, name: str, wishes: Wishes, rate: float | None = 
     assert sweep is not None
     _not_swept(artefact, sweep.field, wishes, rate)
     config = _config(artefact, name, wishes, rate)
-    methods = [
-        MethodConfig(name=m) if isinstance(m, str) else m
-        for m in wishes.methods or config.compare.methods or ()
-    ]
+    methods = wanted_methods(config, wishes.methods)
     no_repeats("compare.methods", [Job(method, 0).label for method in methods])
     for method in methods:
         if method.learning_rate is not None:
@@ -183,19 +180,18 @@ def _column(artefact: Artefact, name: str, wishes: Wishes, rate: float | None = 
         homes = [(method, name) for method in methods if _matters(sweep.told, method)]
     seeds = config.compare.seeds if wishes.seeds is None else wishes.seeds
     published = rate is None and _RATE not in wishes.changes
-    jobs = tuple(
-        Job(_method(artefact, home, method, published), config.seed + number)
+    placed = [
+        (Job(_method(artefact, home, method, published), config.seed + number), home)
         for number in range(seeds)
         for method, home in homes
-    )
+    ]
 
     def made(column: str, some: tuple[Job, ...], untold: Column | None = None) -> Column:
         paper = _rates(artefact, column) if published else ""
         return Column(column, _config(artefact, column, wishes, rate), some, rate, paper, untold)
 
-    elsewhere = [Job(method, 0).label for method, home in homes if home != name]
-    away = tuple(job for job in jobs if job.label in elsewhere)
-    return made(name, jobs, made(first, away) if away else None)
+    away = tuple(job for job, home in placed if home != name)
+    return made(name, tuple(job for job, _ in placed), made(first, away) if away else None)
 
 
 def _config(artefact: Artefact, name: str, wishes: Wishes, rate: float | None) -> ExperimentConfig:
@@ -218,7 +214,7 @@ def _not_swept(artefact: Artefact, field: str, wishes: Wishes, rate: float | Non
 
 
 def _matters(told: str | None, method: MethodConfig) -> bool:
-    needs = make_method(method.name, method.options).aggregator.needs  # unknown names fail now
+    needs = make_method(method.name, method.options).aggregator.needs
     return told is None or told in {need.value for need in needs}
 
 
