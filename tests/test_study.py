@@ -87,4 +87,10 @@ def test_populations_of_a_seed_are_one_group(tables: ModuleType) -> None:
     groups = method.groups(list(method.softmax()))
     assert [len(group) for group in groups] == [63, 63, 63]
     assert all(len({cell.seed for cell in group}) == 1 for group in groups)
-    assert [len(group) for group in method.groups(list(method.cnn()))] == [1] * 9
+    assert [len(group) for group in method.groups(list(method.cnn()))] == [1] * 11
+
+
+def test_the_cnn_has_a_rate_of_equal_noise(tables: ModuleType) -> None:
+    method = sys.modules["method"]
+    for dist, rate in method.SAME_NOISE.items():
+        assert method.same_noise(dist) == pytest.approx(rate, rel=0.01)
