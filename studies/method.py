@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -417,7 +417,8 @@ def main() -> None:
     print(f"{len(cells)} cells, {len(left)} left", flush=True)
     end = time.time() + 60 * options.minutes
     with ProcessPoolExecutor(options.workers, initializer=_use, initargs=(RESULTS,)) as pool:
-        queue, running = iter(groups(left)), set()
+        queue = iter(groups(left))
+        running: set[Future[str]] = set()
         while True:
             while len(running) < options.workers and time.time() < end:
                 some = next(queue, None)

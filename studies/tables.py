@@ -142,18 +142,19 @@ def curves(part: str, name: str) -> list[str]:
     lines = []
     for dist in dists:
         figure, axes = new_axes(7.0, 4.0)
-        looks, ends = method_looks(METHODS), {}
+        looks, ends, colours = method_looks(METHODS), {}, {}
         for (own, method), runs in cells.items():
-            if own != dist or method not in looks:
+            if own != dist:
                 continue
+            look, style = looks[method.partition(",")[0]], "--" if "," in method else "-"
             rounds = [point[0] for point in runs[0]["curve"]]
             values = 100 * np.mean([[p[1] for p in run["curve"]] for run in runs], axis=0)
-            axes.plot(rounds, values, lw=1.8, color=looks[method].colour)
-            ends[method] = (rounds[-1], float(values[-1]))
+            axes.plot(rounds, values, style, lw=1.8, color=look.colour)
+            ends[method], colours[method] = (rounds[-1], float(values[-1])), look.text
         axes.set_xlabel("round")
         axes.set_ylabel("accuracy on held-out records [%]")
         axes.set_title(f"{dist}, {name}", fontsize=10, loc="left")
-        label_ends(axes, ends, {method: looks[method].text for method in ends}, height=4.0)
+        label_ends(axes, ends, colours, height=4.0)
         lines.append(picture(figure, f"study-{part}-{dist.lower()}", f"{name}, {dist}"))
     return lines
 
