@@ -70,8 +70,8 @@ def provenance(cells: Cells) -> str:
     seeds = sorted({run["seed"] for run in runs})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     return (
-        f"({len(runs)} runs, seeds {', '.join(map(str, seeds))}, {when}, one core each; "
-        "† a run diverged. Every run is in `studies/results/`.)"
+        f"({len(runs)} runs, seeds {', '.join(map(str, seeds))}, {when}; "
+        "† a run diverged. Every run is in `studies/results/`, with its commit and machine.)"
     )
 
 
