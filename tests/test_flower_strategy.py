@@ -22,7 +22,7 @@ from noisewise.aggregation.base import Disclosure  # noqa: E402
 from noisewise.aggregation.methods import make_method, plan_clients  # noqa: E402
 from noisewise.aggregation.robust_hdp import RobustHDP  # noqa: E402
 from noisewise.errors import InvalidValueError, UpdateError  # noqa: E402
-from noisewise.federation import TrainingSettings, simulate  # noqa: E402
+from noisewise.federation import TrainingSettings, checkpoint, simulate  # noqa: E402
 from noisewise.federation.executors import Workload, make_executor, one_thread  # noqa: E402
 from noisewise.federation.flower.records import layout_of, read_theta, to_record  # noqa: E402
 from noisewise.federation.flower.strategy import NoiseAware  # noqa: E402
@@ -231,6 +231,35 @@ def test_a_restarted_server_goes_on_and_ends_with_the_same_model(tmp_path: Path)
     assert two.accuracy == pytest.approx(0.4)
     again = strategy(tmp_path / "cut").start(LocalGrid({}), start_arrays(), 4)  # asks nobody
     assert np.array_equal(again.arrays["1.weight"].numpy(), whole.arrays["1.weight"].numpy())
+
+
+def test_a_folder_in_which_another_server_plays_is_refused_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "_PATIENCE", 0.0)
+    nodes = {k: honest() for k in range(1, 4)}
+
+    def play(grid: LocalGrid, rounds: int) -> None:
+        NoiseAware("RobustHDP", learning_rate=RATE, folder=tmp_path).start(
+            grid, start_arrays(), rounds
+        )
+
+    refused = []
+
+    class MeetsAnother(LocalGrid):
+        def push_messages(self, messages: Any) -> Any:
+            idle = LocalGrid(nodes)
+            with pytest.raises(InvalidValueError, match="another process is training this run"):
+                play(idle, 9)
+            assert not idle.seen
+            refused.append(len(self.seen))
+            return super().push_messages(messages)
+
+    play(MeetsAnother(nodes), 2)
+    assert refused == [0, 3]
+    assert load_run(tmp_path).status == "finished"
+    play(LocalGrid(nodes), 3)  # the lock went with the run
+    assert len(load_run(tmp_path).rounds) == 3
 
 
 def test_too_few_clients_is_a_named_error_and_not_an_endless_wait() -> None:

@@ -30,7 +30,7 @@ from noisewise.errors import InvalidValueError
 from noisewise.federation.results import RoundRecord, read_record, to_json
 from noisewise.storage import sole_lock, write_atomic
 
-__all__ = ["OTHER_RUN", "RunFolder", "Snapshot"]
+__all__ = ["OTHER_RUN", "RunFolder", "Snapshot", "alone_in"]
 
 OTHER_RUN = (
     "holds a run with other settings, or with code of yours that has changed since; choose another "
@@ -67,6 +67,33 @@ class Snapshot:
         return self.theta if self.average is None else self.average
 
 
+@contextmanager
+def alone_in(folder: Path | None) -> Iterator[None]:
+    """Keep other processes and threads from training the run of this folder meanwhile.
+
+    Args:
+        folder: of the run; None where it writes nothing, so that nobody can be in its way.
+
+    Raises:
+        InvalidValueError: if one of them does already.
+    """
+    if folder is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as held:
+        try:
+            held.enter_context(sole_lock(folder / ".training.lock", _PATIENCE))
+        except BlockingIOError as error:
+            raise InvalidValueError(
+                "output",
+                str(folder),
+                "another process is training this run; wait until it has ended, or choose "
+                "another folder (--output)",
+            ) from error
+        yield
+
+
 @dataclass
 class RunFolder:
     """The files of one run: checkpoints, records, result.
@@ -95,26 +122,6 @@ class RunFolder:
     def start_file(self) -> Path:
         """What is known of the run before its first round, for reports on unfinished runs."""
         return self.path / "run.json"
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep other processes and threads from training this run meanwhile.
-
-        Raises:
-            InvalidValueError: if one of them does already.
-        """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as held:
-            try:
-                held.enter_context(sole_lock(self.path / ".training.lock", _PATIENCE))
-            except BlockingIOError as error:
-                raise InvalidValueError(
-                    "output",
-                    str(self.path),
-                    "another process is training this run; wait until it has ended, or choose "
-                    "another folder (--output)",
-                ) from error
-            yield
 
     def begin(self, summary: Mapping[str, Any]) -> None:
         """Write what is known before the first round."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from noisewise.aggregation.methods import Method
 from noisewise.aggregation.policy import plan_noise
 from noisewise.errors import InvalidValueError
 from noisewise.federation.attacks import Attack, check_attacks
-from noisewise.federation.checkpoint import OTHER_RUN, RunFolder, Snapshot
+from noisewise.federation.checkpoint import OTHER_RUN, RunFolder, Snapshot, alone_in
 from noisewise.federation.clients import Client
 from noisewise.federation.evaluation import Metric, accuracy
 from noisewise.federation.executors import (
@@ -128,7 +127,7 @@ def simulate(
         size, rate = layout.size, settings.learning_rate
         return np.array([plan_noise(p, size, rate, normalised=method.normalise) for p in some])
 
-    with files.alone() if files else nullcontext(), one_thread():
+    with alone_in(files.path if files else None), one_thread():
         if callable(executor):
             hands = executor(workload)
         else:

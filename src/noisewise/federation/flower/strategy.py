@@ -24,6 +24,7 @@ from noisewise.aggregation.base import Aggregator, Disclosure
 from noisewise.aggregation.methods import Method, make_method
 from noisewise.checks import fraction, positive_int, positive_number
 from noisewise.errors import InvalidValueError, UpdateError
+from noisewise.federation.checkpoint import alone_in
 from noisewise.federation.flower.records import layout_of, read_theta, to_record
 from noisewise.federation.flower.replies import (
     ARRAYS,
@@ -135,13 +136,21 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
             evaluate_fn: (round, arrays) -> metrics on public records; ``accuracy`` is recorded.
 
         Raises:
+            InvalidValueError: another process plays the run of this folder, or a config is not
+                empty.
             UpdateError: too few clients connected, or too many rounds in a row failed.
         """
         for name, config in (("train_config", train_config), ("evaluate_config", evaluate_config)):
             if config:
                 raise InvalidValueError(name, sorted(config), "must be empty: sites refuse more")
         seconds = self.round_seconds if timeout is None else positive_number("timeout", timeout)
-        run = self._begin(initial_arrays, num_rounds)
+        with alone_in(self.folder):
+            run = self._begin(initial_arrays, num_rounds)
+            return self._play(run, grid, seconds, evaluate_fn)
+
+    def _play(
+        self, run: ServerRun, grid: Grid, seconds: float, evaluate_fn: Evaluate | None
+    ) -> Result:
         assert self._layout is not None
         result = Result()
         result.arrays = to_record(self._layout, run.snapshot.released)
