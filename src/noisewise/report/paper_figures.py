@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike, NDArray
 
-from noisewise.report.chart import new_axes
+from noisewise.report.chart import INK, MUTED, method_looks, new_axes
 from noisewise.report.grids import Grid
 
 __all__ = [
@@ -22,27 +22,11 @@ __all__ = [
     "bars_figure",
     "grid_figure",
     "lines_figure",
-    "method_colour",
     "panels_figure",
     "weights_panels",
 ]
 
-_COLOURS = {
-    "RobustHDP": "#0072B2",
-    "WeiAvg": "#E69F00",
-    "PFA": "#009E73",
-    "DPFedAvg": "#CC79A7",
-    "MinEpsilon": "#D55E00",
-    "Oracle": "#777777",
-    "FedAvg": "#000000",
-}
-_OTHERS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8C6D31")
-_SHAPES = ("o", "s", "^", "D", "v", "P", "X")
-
-
-def method_colour(name: str, number: int = 0) -> str:
-    """The colour of a method, the same in every figure; of others by number."""
-    return _COLOURS.get(name, _OTHERS[number % len(_OTHERS)])
+_SHAPES = "os^Dvph"  # with an inside, to be filled or hollow
 
 
 @dataclass(frozen=True)
@@ -103,11 +87,12 @@ def lines_figure(
         axes.set_xscale("log")
     if log_y:
         axes.set_yscale("log")
-    for number, (name, line) in enumerate(lines.items()):
-        colour = method_colour(name, number)
-        shape = _SHAPES[number % len(_SHAPES)] if len(line.x) <= 60 else ""
-        axes.plot(line.x, line.y, shape + "-", ms=4, lw=1.6, color=colour)
-        ends[name] = (line.x[-1], line.y[-1], colour)
+    looks = method_looks(list(lines))
+    for name, line in lines.items():
+        look = looks[name]
+        marker = look.marker if len(line.x) <= 60 else ""
+        axes.plot(line.x, line.y, look.line, marker=marker, ms=4, lw=1.6, color=look.colour)
+        ends[name] = (line.x[-1], line.y[-1], look.text)
     _plain(axes, x=log_x, y=log_y)
     if not log_x and all(float(x).is_integer() for line in lines.values() for x in line.x):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -139,8 +124,7 @@ def bars_figure(
 
 def _hollow() -> Line2D:
     """The legend's entry for published figures."""
-    grey = "#555555"
-    return Line2D([], [], marker="o", ls="", ms=10, mfc="none", color=grey, label="hollow: paper")
+    return Line2D([], [], marker="o", ls="", ms=10, mfc="none", color=MUTED, label="hollow: paper")
 
 
 def grid_figure(grid: Grid, y_label: str, *, log_y: bool = False) -> Figure:
@@ -150,9 +134,9 @@ def grid_figure(grid: Grid, y_label: str, *, log_y: bool = False) -> Figure:
     count = max(1, len(grid.rows))
     published = False
     handles = []
+    looks = method_looks(list(grid.rows))
     for number, (row, cells) in enumerate(grid.rows.items()):
-        colour = method_colour(row, number)
-        shape = _SHAPES[number % len(_SHAPES)]
+        colour, shape = looks[row].colour, _SHAPES[number % len(_SHAPES)]
         shift = 0.7 * ((number + 0.5) / count - 0.5)
         places = [k + shift for k, c in enumerate(grid.columns) if c in cells]
         found = [cells[column] for column in grid.columns if column in cells]
@@ -191,15 +175,16 @@ def panels_figure(grid: Grid, y_label: str) -> Figure:
     figure = Figure(figsize=(2.2 + 2.1 * len(grid.columns), 4.0), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(grid.columns), squeeze=False)[0]
+    looks = method_looks(list(grid.rows))
     for axes, column in zip(panels, grid.columns, strict=True):
         cells = {row: found[column] for row, found in grid.rows.items() if column in found}
         places = range(len(cells))
         ours = [cell.ours for cell in cells.values()]
         paper = [cell.paper for cell in cells.values()]
-        colours = [method_colour(row, k) for k, row in enumerate(cells)]
+        colours = [looks[row].colour for row in cells]
         spread = [c.spread if math.isfinite(c.spread) else 0.0 for c in cells.values()]
         axes.bar(places, ours, width=0.7, color=colours, yerr=spread if any(spread) else None)
-        axes.bar(places, paper, width=0.86, fill=False, edgecolor="#333333", lw=1.0)
+        axes.bar(places, paper, width=0.86, fill=False, edgecolor=INK, lw=1.0)
         for k, (mine, theirs) in enumerate(zip(ours, paper, strict=True)):
             top = max(mine, theirs) if math.isfinite(theirs) else mine
             axes.annotate(
@@ -233,18 +218,21 @@ def weights_panels(
     upper, lower = figure.subplots(2, 1, sharex=True)
     places = np.arange(1, len(truth) + 1)
     width = 14 if len(truth) <= 30 else 7
-    oracle = {"ms": width, "mew": 2.2, "color": "#777777"}
+    looks = method_looks([*weights, *estimates])
+    oracle = {"ms": width, "mew": 2.2, "color": MUTED}
     upper.plot(places, truth, "_", label="true noise", **oracle)
     for name, values in estimates.items():
-        upper.plot(places, values, "o", ms=4, color=method_colour(name), label=f"{name}'s estimate")
+        look = looks[name]
+        upper.plot(places, values, look.marker, ms=4, color=look.colour, label=f"{name}'s estimate")
     upper.set_yscale("log")
     upper.set_ylabel("noise energy of an update (log scale)")
     shared: dict[tuple[float, ...], list[str]] = {}
     for name, values in weights.items():
         shared.setdefault(tuple(np.round(values, 12)), []).append(name)
-    for number, (heights, names) in enumerate(shared.items()):
-        style = oracle if names[0] == "Oracle" else {"ms": 5, "color": method_colour(names[0])}
-        mark = "_" if names[0] == "Oracle" else _SHAPES[number % len(_SHAPES)]
+    for heights, names in shared.items():
+        look = looks[names[0]]
+        style = oracle if names[0] == "Oracle" else {"ms": 5, "color": look.colour}
+        mark = "_" if names[0] == "Oracle" else look.marker
         lower.plot(places, 100 * np.array(heights), mark, label=", ".join(names), **style)
     lower.set_ylabel("aggregation weight [%]")
     lower.set_xlabel(x_label)
