@@ -27,7 +27,7 @@ from noisewise.federation.settings import TrainingSettings
 from noisewise.privacy.plan import LocalPlan
 from noisewise.training.gradients import Loss
 
-__all__ = ["add_records", "fingerprint", "without_address"]
+__all__ = ["add_records", "fingerprint", "of_method"]
 
 _NOT_YOURS = ("builtins", "noisewise", "torch")
 
@@ -58,15 +58,11 @@ def fingerprint(
     parts = {
         "specs": [asdict(c.spec) | {"reported": c.reported_epsilon} for c in clients],
         "plans": [asdict(plan) for plan in plans],
-        "method": [
-            method.name,
-            without_address(method.aggregator),
-            [method.normalise, method.server_rate, method.average_rounds],
-        ],
+        "method": of_method(method),
         "attacks": [asdict(attack) for attack in attacks],
         "settings": asdict(settings),
         "seed": seed,
-        "functions": [without_address(loss), without_address(metric)],
+        "functions": [_without_address(loss), _without_address(metric)],
     }
     layers = {type(layer): None for layer in model.modules()}
     yours = [code for part in (method.aggregator, loss, metric, *layers) for code in _yours(part)]
@@ -78,6 +74,12 @@ def fingerprint(
         for examples in (client.data.train, client.data.test):
             add_records(digest, examples)
     return digest.hexdigest()
+
+
+def of_method(method: Method) -> list[object]:
+    """What tells a settled method from others, whatever process asks."""
+    around = [method.normalise, method.server_rate, method.average_rounds]
+    return [method.name, _without_address(method.aggregator), around]
 
 
 def add_records(digest: hashlib._Hash, examples: Examples) -> None:
@@ -114,10 +116,10 @@ def _attributes(part: object) -> list[tuple[str, object]]:
 def _words(value: object) -> str:
     """A repr that is the same in every process: sets have no order of their own."""
     if isinstance(value, (set, frozenset)):
-        return str(sorted(map(without_address, value)))
-    return without_address(value)
+        return str(sorted(map(_without_address, value)))
+    return _without_address(value)
 
 
-def without_address(thing: object) -> str:
+def _without_address(thing: object) -> str:
     """The repr of an object without the memory address, which differs between processes."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(thing))

@@ -26,7 +26,7 @@ from noisewise.aggregation.methods import Method
 from noisewise.checks import positive_int
 from noisewise.errors import InvalidValueError, NoisewiseError
 from noisewise.federation.checkpoint import RunFolder, Snapshot
-from noisewise.federation.identity import without_address
+from noisewise.federation.identity import of_method
 from noisewise.federation.results import RoundRecord, RunResult, Status
 from noisewise.federation.server import ServerStep, server_step
 
@@ -183,9 +183,7 @@ class ServerRun:
         self.status: Status = "unfinished"
         self._files = None
         if folder is not None:
-            rule = without_address(method.aggregator)
-            parts = [method.name, rule, method.normalise, method.server_rate]
-            mark = hashlib.sha256(json.dumps([*map(str, parts), identity]).encode())
+            mark = hashlib.sha256(json.dumps([*of_method(method), identity]).encode())
             self._files = RunFolder(folder, mark.hexdigest())
             self._resume(theta)
 
