@@ -162,6 +162,7 @@ ABLATION: dict[str, tuple[str, dict[str, Any]]] = {
     "with pcp": ("NoiseWise", {"estimator": "pcp"}),
     "with norms": ("NoiseWise", {"estimator": "norm"}),
     "with average of 10 rounds": ("NoiseWise", {"average_rounds": 10}),
+    "with 750 server steps": ("NoiseWise", {"server_steps": 750}),  # ten times the plans' median
     "Robust-HDP, estimated once": ("RobustHDP", {"estimate": "first"}),
     "Robust-HDP, normalised": ("RobustHDP", {"normalise": True}),
     "Robust-HDP, average of 10 rounds": ("RobustHDP", {"average_rounds": 10}),
