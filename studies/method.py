@@ -33,13 +33,14 @@ import numpy as np
 
 from noisewise.aggregation.methods import make_method
 from noisewise.aggregation.policy import plan_noise
+from noisewise.aggregation.weights import inverse_variance_weights, proportional_weights
 from noisewise.experiments.comparison import warm_up
 from noisewise.experiments.config import ExperimentConfig, MethodConfig, load_config
 from noisewise.experiments.runner import Job, run
-from noisewise.experiments.setup import make_plans, make_population
+from noisewise.experiments.setup import make_initial_model, make_plans, make_population
 from noisewise.federation.lockstep import MakeExecutor, in_lock_step
 from noisewise.federation.results import RunResult, to_json
-from noisewise.noise import oracle_noise
+from noisewise.noise import aggregate_noise
 from noisewise.storage import write_atomic
 
 ROOT = Path(__file__).parents[1]
@@ -111,20 +112,31 @@ def cnn() -> Iterator[Cell]:
             )  # fmt: skip
 
 
-def same_noise(dist: str) -> float:
-    """NoiseWise's rate at which a round moves the model by as much noise as Robust-HDP's does.
+def one_round(dist: str, name: str) -> tuple[float, float]:
+    """What a round of the CNN does to the model, at rate 1 and from the plans alone.
 
-    From the plans alone: both have the least noise, of updates as they are and over their steps.
+    Returns:
+        By how many average local steps it moves the model, and the length of its noise, for weights
+        from true noise (which NoiseWise and Robust-HDP all but reach) or from epsilons (WeiAvg).
     """
     config = load_config(ROOT / "configs" / "study" / "cnn_iid.toml", {"population.epsilon": dist})
-    method = make_method("NoiseWise")
+    method = make_method(name)
     plans = make_plans(config, make_population(config, seed=0), method)
-    noise = [
-        oracle_noise([plan_noise(plan, 1, 1.0, normalised=normalised) for plan in plans])
-        for normalised in (False, True)
-    ]
-    steps = method.settled(plans).server_rate
-    return float(PUBLISHED[dist]["RobustHDP"] * (noise[0] / noise[1]) ** 0.5 / steps)
+    size = sum(p.numel() for p in make_initial_model(config, seed=0).parameters())
+    noise = [plan_noise(plan, size, 1.0, normalised=method.normalise) for plan in plans]
+    if name == "WeiAvg":
+        weights = proportional_weights([plan.budget.epsilon for plan in plans if plan.budget])
+    else:
+        weights = inverse_variance_weights(noise)
+    steps = [1 if method.normalise else plan.steps_per_round for plan in plans]
+    factor = method.settled(plans).server_rate
+    return float(factor * weights @ steps), factor * aggregate_noise(weights, noise) ** 0.5
+
+
+def same_noise(dist: str) -> float:
+    """NoiseWise's rate at which a round moves the model by as much noise as Robust-HDP's does."""
+    (_, theirs), (_, ours) = (one_round(dist, name) for name in ("RobustHDP", "NoiseWise"))
+    return PUBLISHED[dist]["RobustHDP"] * theirs / ours
 
 
 def hetero() -> Iterator[Cell]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from method import HALF, PARTS, result_file
+from method import HALF, PARTS, one_round, result_file
 from numpy.typing import ArrayLike
 
 from noisewise.experiments.config import dump_config, load_config
@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "studies" / "results", ROOT / "docs" / "noisewise_method.md"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 METHODS = ["NoiseWise", "RobustHDP", "WeiAvg", "BudgetAvg", "DPFedAvg", "PFA", "MinEpsilon"]
+CNN_ROWS = ["NoiseWise", HALF, "RobustHDP", "WeiAvg"]
 DISTS = [f"Dist{k}" for k in range(1, 10)]
 Cells = dict[tuple[str, str], list[dict[str, Any]]]
 
@@ -206,6 +207,22 @@ def half_time(cells: Cells) -> list[str]:
     return [f"Robust-HDP's final accuracy was reached by NoiseWise in {'; '.join(words)}.", ""]
 
 
+def rounds_in_numbers(cells: Cells) -> list[str]:
+    """What a round of each CNN run does to the model, beside where that led."""
+    lines = [
+        "| population | method | learning rate | way | noise | signal / best | accuracy |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for dist in DISTS:
+        for row in CNN_ROWS:
+            for run in cells.get((dist, row), []):
+                way, noise = one_round(dist, run["method"])
+                rate, share = run["learning_rate"], run["signal_share"]
+                words = f"{rate:g} | {rate * way:.3f} | {rate * noise:.3f} | {share:.2f}"
+                lines.append(f"| {dist} | {row} | {words} | {100 * run['accuracy']:.1f} |")
+    return lines
+
+
 def ablation(part: str, whole: Cells) -> Cells:
     """The variants, beside the whole methods that they vary; nothing before there are some."""
     variants, names = read(part), {"NoiseWise": "NoiseWise", "Robust-HDP": "RobustHDP"}
@@ -333,11 +350,14 @@ def page() -> str:
             "true noise; mean over rounds):", "", *shares(softmax), ""]  # fmt: skip
     if cnn:
         out += ["### The paper's CNN, MNIST, 20 clients, iid", ""]
+        out += [*grid(cnn, CNN_ROWS, ["Dist1", "Dist6", "Dist9"], "method"), ""]
+        out += [provenance(cnn), "", *half_time(cnn), *curves("cnn", "CNN"), ""]
         out += [
-            *grid(cnn, ["NoiseWise", HALF, *METHODS[1:3]], ["Dist1", "Dist6", "Dist9"], "method"),
+            "What a round does to the model, from the plans alone: its way (learning rate times "
+            "the average local steps of signal in it) and the length of its noise.",
             "",
         ]
-        out += [provenance(cnn), "", *half_time(cnn), *curves("cnn", "CNN"), ""]
+        out += [*rounds_in_numbers(cnn), ""]
     if hetero:
         out += ["### 60 clients, at most 8 labels each, mixed batches", ""]
         out += [*grid(hetero, METHODS, DISTS, "method"), "", provenance(hetero), *verdict(hetero)]

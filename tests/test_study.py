@@ -94,3 +94,14 @@ def test_the_cnn_has_a_rate_of_equal_noise(tables: ModuleType) -> None:
     method = sys.modules["method"]
     for dist, rate in method.SAME_NOISE.items():
         assert method.same_noise(dist) == pytest.approx(rate, rel=0.01)
+
+
+def test_rounds_in_numbers_are_those_that_were_played(tables: ModuleType) -> None:
+    """The ratio of way and noise, from plans, is what the runs noted down from their weights."""
+    runs = {key: several[0] for key, several in tables.read("cnn").items()}
+    for dist, rest in runs:
+        best, found = (
+            tables.one_round(dist, name) for name in ("NoiseWise", runs[dist, rest]["method"])
+        )
+        share = (found[0] / found[1]) ** 2 / (best[0] / best[1]) ** 2
+        assert share == pytest.approx(runs[dist, rest]["signal_share"], rel=0.01)
