@@ -153,7 +153,9 @@ def _key(budget: PrivacyBudget, sample_rate: float, steps: int, accountant: str)
 
 
 def _cache_file() -> Path:
-    return cache_dir() / "calibration-1.jsonl"
+    # A search that answers otherwise, if only within `SLACK`, gets a new number: what a machine
+    # once cached must not decide the figures of a run.
+    return cache_dir() / "calibration-2.jsonl"
 
 
 @cache
