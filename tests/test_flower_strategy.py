@@ -235,15 +235,11 @@ def test_a_restarted_server_goes_on_and_ends_with_the_same_model(tmp_path: Path)
 
 @pytest.mark.parametrize("options", [{"average_rounds": 2}, {"server_steps": 4.0}])
 def test_a_folder_of_another_method_is_refused(tmp_path: Path, options: dict[str, Any]) -> None:
-    nodes = {k: honest() for k in range(1, 4)}
-    for around in ({}, options):
-        method = make_method("NoiseWise", {"server_steps": 3.0} | around)
-        strategy = NoiseAware(method, learning_rate=RATE, folder=tmp_path)
-        if not around:
-            strategy.start(LocalGrid(nodes), start_arrays(), 1)
-            continue
-        with pytest.raises(InvalidValueError, match="other settings"):
-            strategy.start(LocalGrid(nodes), start_arrays(), 2)
+    grid = LocalGrid({k: honest() for k in range(1, 4)})
+    first, other = (make_method("NoiseWise", {"server_steps": 3.0} | own) for own in ({}, options))
+    NoiseAware(first, learning_rate=RATE, folder=tmp_path).start(grid, start_arrays(), 1)
+    with pytest.raises(InvalidValueError, match="other settings"):
+        NoiseAware(other, learning_rate=RATE, folder=tmp_path).start(grid, start_arrays(), 2)
 
 
 def test_a_folder_in_which_another_server_plays_is_refused_and_left_alone(
