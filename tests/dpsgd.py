@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from noisewise.privacy import LocalPlan, PrivacyBudget
 from noisewise.randomness import RandomSource, SeededRandom
-from noisewise.training import FunctionalGradients, LocalUpdate, TensorData
+from noisewise.training import LocalUpdate, TensorData, make_engine
+from noisewise.training.local import noise_grid
 
 Update = Callable[..., LocalUpdate]
 
@@ -66,7 +67,21 @@ class RecordingRandom:
         return self.inner.model_seed()
 
 
-class ZeroEngine:
+class Adding:
+    """`add_clipped_sum` from `clipped_sum`."""
+
+    def add_clipped_sum(
+        self,
+        theta: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        clip_norm: float | None,
+        total: Tensor,
+    ) -> None:
+        total += self.clipped_sum(theta, inputs, targets, clip_norm)
+
+
+class ZeroEngine(Adding):
     """Gradients of 0, at no cost."""
 
     def clipped_sum(
@@ -75,7 +90,7 @@ class ZeroEngine:
         return torch.zeros(theta.shape, dtype=torch.float64)
 
 
-class CountingEngine:
+class CountingEngine(Adding):
     """Every record's gradient is c e_0: the sum tells how many records came in."""
 
     def clipped_sum(
@@ -115,7 +130,7 @@ def flawed_update(flaw: str | None) -> Update:
         physical_batch: int = 256,
         engine: object = None,
     ) -> LocalUpdate:
-        engine = engine or FunctionalGradients(model, loss)
+        engine = engine or make_engine(model, loss)
         delta = torch.zeros(theta.shape, dtype=torch.float64)
         steps = plan.steps_per_round
         if flaw == "steps from data":
@@ -142,7 +157,11 @@ def flawed_update(flaw: str | None) -> Update:
                 divisor = plan.sample_rate * len(data)
             if flaw == "realised divisor":
                 divisor = float(max(1, len(index)))
-            delta -= learning_rate / divisor * (total + deviation * torch.from_numpy(noise))
+            noised = total + deviation * torch.from_numpy(noise)
+            if plan.is_private:
+                grid = noise_grid(plan.noise_std)
+                noised = torch.round(noised / grid) * grid
+            delta -= learning_rate / divisor * noised
         return LocalUpdate(delta.to(theta.dtype))
 
     return update

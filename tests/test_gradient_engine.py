@@ -143,7 +143,7 @@ def test_agrees_with_the_reference_engine() -> None:
     model = make_model("cnn", (1, 12, 12), 10, seed=0)
     theta = theta_of(model, torch.float32)
     inputs, targets = torch.randn(9, 1, 12, 12), torch.randint(0, 10, (9,))
-    fast = make_engine(model, functional.cross_entropy)
+    fast = make_engine(model, functional.cross_entropy, isolate=False)
     reference = FunctionalGradients(model, functional.cross_entropy)
     for clip_norm in (None, 1.0, 100.0):
         one = fast.clipped_sum(theta, inputs, targets, clip_norm)
@@ -189,7 +189,9 @@ def test_model_and_arguments_are_left_alone() -> None:
     inputs, targets = torch.randn(4, 1, 8, 8), torch.randint(0, 10, (4,))
     copies = [t.clone() for t in (theta, inputs, targets)]
     state = torch.get_rng_state()
-    make_engine(model, functional.cross_entropy).clipped_sum(theta, inputs, targets, 1.0)
+    make_engine(model, functional.cross_entropy, isolate=False).clipped_sum(
+        theta, inputs, targets, 1.0
+    )
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(a, b) for a, b in zip((theta, inputs, targets), copies, strict=True))
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())

@@ -29,7 +29,7 @@ def records(n: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("n", [0, 1, 9])
 def test_against_the_loop(dtype: torch.dtype, tolerance: float, clip: float | None, n: int) -> None:
     model, (x, y) = softmax_model(dtype), records(n, dtype)
-    engine = make_engine(model, LOSS)
+    engine = make_engine(model, LOSS, isolate=False)
     assert type(engine) is LinearGradients
     theta = theta_of(model, dtype)
     expected = torch.zeros(len(theta), dtype=torch.float64)
@@ -41,7 +41,7 @@ def test_against_the_loop(dtype: torch.dtype, tolerance: float, clip: float | No
 
 def test_hostile_records_contribute_nothing() -> None:
     model, (x, y) = softmax_model(torch.float32), records(6, torch.float32)
-    engine, theta = make_engine(model, LOSS), theta_of(model, torch.float32)
+    engine, theta = make_engine(model, LOSS, isolate=False), theta_of(model, torch.float32)
     sound = engine.clipped_sum(theta, x[:4], y[:4], 0.5)
     x[4], x[5, 0, 0, 0] = float("nan"), float("inf")
     torch.testing.assert_close(engine.clipped_sum(theta, x, y, 0.5), sound)
@@ -50,7 +50,7 @@ def test_hostile_records_contribute_nothing() -> None:
 @pytest.mark.parametrize("size", [1e-8, 1.0, 1e8])
 def test_influence_is_bounded(size: float) -> None:
     model, (x, y) = softmax_model(torch.float32), records(9, torch.float32)
-    engine, theta = make_engine(model, LOSS), theta_of(model, torch.float32)
+    engine, theta = make_engine(model, LOSS, isolate=False), theta_of(model, torch.float32)
     x[0] *= size
     both = [engine.clipped_sum(theta, x[k:], y[k:], 0.5) for k in (0, 1)]
     assert float((both[0] - both[1]).norm()) <= 0.5 * (1 + 1e-6)
@@ -61,7 +61,7 @@ def test_ignored_targets_follow_torch() -> None:
     model, (x, y) = softmax_model(torch.float32), records(5, torch.float32)
     y[2] = -100
     theta = theta_of(model, torch.float32)
-    ours = make_engine(model, LOSS).clipped_sum(theta, x, y, 0.5)
+    ours = make_engine(model, LOSS, isolate=False).clipped_sum(theta, x, y, 0.5)
     torch.testing.assert_close(ours, FastGradients(model, LOSS).clipped_sum(theta, x, y, 0.5))
 
 
@@ -87,9 +87,9 @@ def _hooked() -> nn.Module:
     ],
 )  # fmt: skip
 def test_other_models_go_the_general_way(model: nn.Module) -> None:
-    assert type(make_engine(model, LOSS)) is FastGradients
+    assert type(make_engine(model, LOSS, isolate=False)) is FastGradients
 
 
 def test_other_losses_go_the_general_way() -> None:
     loss = nn.CrossEntropyLoss(label_smoothing=0.1)
-    assert type(make_engine(softmax_model(torch.float32), loss)) is FastGradients
+    assert type(make_engine(softmax_model(torch.float32), loss, isolate=False)) is FastGradients

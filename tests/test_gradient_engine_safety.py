@@ -190,7 +190,7 @@ def test_models_outside_of_the_rules_are_handed_to_the_reference(
     inputs, targets = case.records(n, torch.float64)
     gradients = single_gradients(model, theta, inputs, targets, functional.cross_entropy)
     clip_norm = 0.7 * float(gradients.norm(dim=1).mean())
-    engine = make_engine(model, functional.cross_entropy)
+    engine = make_engine(model, functional.cross_entropy, isolate=False)
     with caplog.at_level(logging.INFO, logger="noisewise"):
         for _ in range(3):
             total = engine.clipped_sum(theta, inputs, targets, clip_norm)
@@ -232,11 +232,11 @@ def test_outputs_that_are_no_tensor_go_to_the_reference() -> None:
 def test_batch_norm_is_refused_by_name() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 2))
     with pytest.raises(UnsupportedModelError, match="GroupNorm"):
-        make_engine(model, functional.cross_entropy)
+        make_engine(model, functional.cross_entropy, isolate=False)
 
 
 def test_a_theta_of_the_wrong_size_is_named() -> None:
-    engine = make_engine(nn.Linear(3, 2), functional.cross_entropy)
+    engine = make_engine(nn.Linear(3, 2), functional.cross_entropy, isolate=False)
     with pytest.raises(InvalidValueError, match=r"theta.*\(8,\)"):
         engine.clipped_sum(torch.zeros(7), torch.zeros(2, 3), torch.zeros(2).long(), 1.0)
 
@@ -278,7 +278,7 @@ def test_a_record_without_a_finite_gradient_contributes_nothing(
 def test_a_batch_of_nothing_but_nan() -> None:
     model = BY_NAME["mlp"].build()
     theta = theta_of(model, torch.float32)
-    engine = make_engine(model, functional.cross_entropy)
+    engine = make_engine(model, functional.cross_entropy, isolate=False)
     inputs, targets = torch.full((3, 5), torch.nan), torch.zeros(3).long()
     for clip_norm in (None, 1.0):
         assert not engine.clipped_sum(theta, inputs, targets, clip_norm).any()
@@ -288,7 +288,7 @@ def test_a_batch_of_nothing_but_nan() -> None:
 def test_an_empty_batch_is_zero(clip_norm: float | None) -> None:
     model = BY_NAME["conv 3x3"].build()
     theta = theta_of(model, torch.float32)
-    engine = make_engine(model, functional.cross_entropy)
+    engine = make_engine(model, functional.cross_entropy, isolate=False)
     total = engine.clipped_sum(theta, torch.zeros(0, 2, 7, 7), torch.zeros(0).long(), clip_norm)
     assert total.dtype == torch.float64
     assert total.shape == theta.shape

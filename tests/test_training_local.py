@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -38,8 +39,8 @@ def slow_update(
             gradients = [g.double() for g in torch.autograd.grad(value, trainable)]
             length = sum(float((g * g).sum()) for g in gradients) ** 0.5
             factor = 1.0
-            if plan.clip_norm is not None and length > plan.clip_norm:
-                factor = plan.clip_norm / length
+            if plan.clip_norm is not None and length > plan.clip_norm * (1 - 2**-17):
+                factor = plan.clip_norm * (1 - 2**-17) / length
             for total, gradient in zip(sums, gradients, strict=True):
                 total += factor * gradient
         if plan.is_private:
@@ -47,7 +48,9 @@ def slow_update(
             offset = 0
             for total in sums:
                 part = noise[offset : offset + total.numel()].view(total.shape)
-                total += plan.clip_norm * plan.noise_multiplier * part
+                deviation = plan.clip_norm * plan.noise_multiplier
+                grid = 2.0 ** (math.floor(math.log2(deviation)) - 20)
+                total.copy_(torch.round((total + deviation * part) / grid) * grid)
                 offset += total.numel()
         with torch.no_grad():
             for parameter, total in zip(trainable, sums, strict=True):

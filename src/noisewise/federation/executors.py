@@ -135,7 +135,7 @@ class SerialExecutor:
         work = self._workload
         if self._engine is None:
             work.model.train()
-            self._engine = make_engine(work.model, work.loss)
+            self._engine = make_engine(work.model, work.loss, isolate=False)
         delta = local_update(
             work.model,
             theta,

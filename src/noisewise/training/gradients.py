@@ -42,6 +42,17 @@ class GradientEngine(Protocol):
         """
         ...
 
+    def add_clipped_sum(
+        self,
+        theta: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        clip_norm: float | None,
+        total: Tensor,
+    ) -> None:
+        """Add `clipped_sum` to ``total`` [p] float64, which saves large models a new vector."""
+        ...
+
 
 def clip_factors(squared_norms: Tensor, clip_norm: float | None) -> Tensor:
     """min(1, c / norm) for each record, and 0 for a norm that is not finite.
@@ -67,6 +78,7 @@ class FunctionalGradients:
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         check_model(model)
         self.layout = ParameterLayout.of(model)
+        self._prepared = False
         trainable = set(self.layout.names)
         frozen = {n: p.detach() for n, p in model.named_parameters() if n not in trainable}
         buffers = dict(model.named_buffers())
@@ -87,16 +99,54 @@ class FunctionalGradients:
         self, theta: Tensor, inputs: Tensor, targets: Tensor, clip_norm: float | None
     ) -> Tensor:
         """See `GradientEngine`."""
-        if len(inputs) == 0:
-            return torch.zeros(self.layout.size, dtype=torch.float64, device=theta.device)
+        total = torch.zeros(self.layout.size, dtype=torch.float64, device=theta.device)
+        if len(inputs):
+            self.add_rows(theta, inputs, targets, clip_norm, total, len(inputs))
+        return total
+
+    def add_clipped_sum(
+        self,
+        theta: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        clip_norm: float | None,
+        total: Tensor,
+    ) -> None:
+        """See `GradientEngine`."""
+        total += self.clipped_sum(theta, inputs, targets, clip_norm)
+
+    def prepare(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> None:
+        """Find out on public records whether vmap can follow; see `RowEngine`."""
+        self._by_name(self.layout.unflatten(theta), inputs, targets)
+        self._prepared = True
+
+    def passes(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+        """See `RowEngine`."""
+        return list(self._by_name(self.layout.unflatten(theta), inputs, targets).values())
+
+    def evidence(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+        """See `RowEngine`."""
+        return self.passes(theta, inputs, targets)
+
+    def add_rows(
+        self,
+        theta: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        clip_norm: float | None,
+        total: Tensor,
+        used: int,
+    ) -> None:
+        """See `RowEngine`."""
         by_name = self._by_name(self.layout.unflatten(theta), inputs, targets)
         gradients = torch.cat(
             [by_name[name].reshape(len(inputs), -1) for name in self.layout.names], dim=1
         ).double()
         factors = clip_factors(gradients.square().sum(dim=1), clip_norm)
+        factors[used:] = 0.0
         if bool((factors == 0).any()):  # 0 * inf would be nan
             gradients = torch.where((factors > 0)[:, None], gradients, 0.0)
-        return factors @ gradients
+        total += factors @ gradients
 
     def _by_name(
         self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor
@@ -105,7 +155,7 @@ class FunctionalGradients:
         try:
             return self._gradients(parameters, inputs, targets)
         except RuntimeError as error:
-            if "vmap" not in str(error):
+            if self._prepared or "vmap" not in str(error):
                 raise
             _log.info("vmap cannot follow this model or loss; taking records one by one: %s", error)
             self._gradients = self._one_by_one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,14 +11,15 @@ from torch import Tensor, nn
 from noisewise.checks import positive_int, positive_number
 from noisewise.privacy.plan import LocalPlan
 from noisewise.randomness import RandomSource
-from noisewise.training.engine import FastGradients, make_engine
+from noisewise.training.engine import make_engine
 from noisewise.training.gradients import GradientEngine, Loss
 from noisewise.training.torch_random import torch_seed
 
-__all__ = ["LocalUpdate", "TensorData", "local_update", "per_step"]
+__all__ = ["LocalUpdate", "TensorData", "local_update", "noise_grid", "per_step"]
 
 DEFAULT_PHYSICAL_BATCH = 256
 _BLOCK = 1 << 18
+_GRID_BITS = 20
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ def local_update(
 
     Step: theta <- theta - eta / b [sum_j clip(g_j, c) + N(0, c^2 z^2 I)] over a Poisson sample j
     (the paper's eq. noisy_sg and Algorithm 1). q, b, c, z and the number of steps come from the
-    plan, never from the data; an empty sample takes its step on noise alone.
+    plan, never from the data; an empty sample takes its step on noise alone. The noised sum is
+    rounded to a public grid (`noise_grid`).
 
     Args:
         model: gives the structure; its own parameters are not read.
@@ -64,9 +67,10 @@ def local_update(
         learning_rate: eta.
         loss: mean loss of a batch.
         rng: sampling and noise.
-        physical_batch: gradients held in memory at once; changes nothing but rounding.
-        engine: computes clipped sums; `make_engine` by default. Handing over the same one in every
-            round spares its preparation.
+        physical_batch: records whose gradients are held in memory at once; changes nothing but the
+            order of sums.
+        engine: computes clipped sums; `make_engine`, as a deployed client needs it, by default.
+            Passing the same one in every round saves its preparation.
     """
     positive_number("learning_rate", learning_rate)
     positive_int("physical_batch", physical_batch)
@@ -107,12 +111,21 @@ def _add_noisy_sum(
     for start in range(0, len(index), physical_batch):
         part = index[start : start + physical_batch]
         inputs, targets = data.inputs.index_select(0, part), data.targets.index_select(0, part)
-        if isinstance(engine, FastGradients):
-            engine.add_clipped_sum(theta, inputs, targets, plan.clip_norm, total)
-        else:
-            total += engine.clipped_sum(theta, inputs, targets, plan.clip_norm)
+        engine.add_clipped_sum(theta, inputs, targets, plan.clip_norm, total)
     if plan.is_private:
         noise = torch.from_numpy(rng.normal(step, len(theta))).to(theta.device)
+        grid = noise_grid(plan.noise_std)
         # By blocks: float32 noise of a large model would be copied to float64 as a whole first.
-        for some, part in zip(torch.split(total, _BLOCK), torch.split(noise, _BLOCK), strict=True):
-            some.add_(part, alpha=plan.noise_std)
+        for sums, normals in zip(
+            torch.split(total, _BLOCK), torch.split(noise, _BLOCK), strict=True
+        ):
+            sums.add_(normals, alpha=plan.noise_std).div_(grid).round_().mul_(grid)
+
+
+def noise_grid(noise_std: float) -> float:
+    """The spacing of the grid that noised sums are rounded to: 2^-20 of the noise, or less.
+
+    Rounding after the noise is post-processing. It removes the lowest bits, whose pattern depends
+    on the sum that the noise was added to (Mironov 2012). A power of two, so that scaling is exact.
+    """
+    return math.ldexp(1.0, math.frexp(noise_std)[1] - 1 - _GRID_BITS)

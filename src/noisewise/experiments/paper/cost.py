@@ -61,7 +61,7 @@ def _speed(dataset: str, model_name: str) -> _Speed:
     model = make_model(model_name, info.shape, info.n_classes, seed=0)
     theta = ParameterLayout.of(model).flatten(model)
     loss = torch.nn.functional.cross_entropy
-    engine = make_engine(model, loss)
+    engine = make_engine(model, loss, isolate=False)
     seconds = []
     with one_thread():
         for batch in _BATCHES:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from noisewise.training.engine.cost import prefer_ghost
 from noisewise.training.engine.layer import (
+    LayerOptions,
     NotCoveredError,
     Run,
     Values,
@@ -29,11 +30,13 @@ _LARGE = 50  # output positions from which on channels-last pays for a convoluti
 class Convolution:
     """Conv1d (as an image of height 1) and Conv2d."""
 
-    def __init__(self, module: nn.Conv1d | nn.Conv2d, values: Values, channels_last: bool) -> None:
+    def __init__(
+        self, module: nn.Conv1d | nn.Conv2d, values: Values, options: LayerOptions
+    ) -> None:
         self._weight, self._bias = values["weight"], values.get("bias")
         self._kind = type(module).__name__
         self._line = isinstance(module, nn.Conv1d)
-        self._channels_last = channels_last and not self._line
+        self._channels_last = options.channels_last and not self._line
         self._groups, self._mode = module.groups, module.padding_mode
         self._stride, self._dilation = self._pair(module.stride), self._pair(module.dilation)
         self._kernel = self._pair(module.kernel_size)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from noisewise.training.engine.layer import NotCoveredError
-from noisewise.training.engine.loss_gradients import loss_gradients
+from noisewise.training.engine.layer import LayerOptions, NotCoveredError
+from noisewise.training.engine.loss_gradients import LossGradients
 from noisewise.training.engine.memory import keep_freed_memory
 from noisewise.training.engine.network import Network, Use
 from noisewise.training.engine.pieces import Parts, combined
@@ -35,18 +36,20 @@ class FastGradients:
     Args:
         model: gives structure, buffers and mode, as they are now; it is copied and not changed.
         loss: of a batch; applied to each record alone.
+        padded: see `LayerOptions`.
 
     Attributes:
         fallback_reason: why the reference does the work; None while it does not.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, *, padded: bool = False) -> None:
         check_model(model)
         keep_freed_memory()
+        self._options = LayerOptions(padded=padded)
         self.layout = ParameterLayout.of(model)
         self.fallback_reason: str | None = None
         self._model, self._loss = model, loss
-        self._loss_gradients = loss_gradients(loss)
+        self._loss_gradients = LossGradients(loss)
         self._sizes = list(self.layout.sizes)
         self._network: Network | None = None
         self._reference: FunctionalGradients | None = None
@@ -72,7 +75,7 @@ class FastGradients:
             return
         if self._reference is None:
             try:
-                self._add(theta, inputs, targets, clip_norm, total)
+                self.add_rows(theta, inputs, targets, clip_norm, total, len(inputs))
                 return
             except NotCoveredError as reason:
                 self._fall_back(str(reason))
@@ -94,40 +97,79 @@ class FastGradients:
         if known is not None and (known.dtype, known.device) == (theta.dtype, theta.device):
             return known
         try:
-            network = Network(self._model, self.layout, theta, channels_last=True)
+            network = Network(self._model, self.layout, theta, self._options)
             check_records_stay_apart(network, inputs)
         except RuntimeError:  # x.view() of the model's own code needs the default layout
-            network = Network(self._model, self.layout, theta, channels_last=False)
+            options = replace(self._options, channels_last=False)
+            network = Network(self._model, self.layout, theta, options)
             check_records_stay_apart(network, inputs)
         self._network = network
         return network
 
-    def _add(
+    def prepare(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> None:
+        """Fix layout, layers and the loss's way on public records; see `RowEngine`."""
+        network = self._network_like(theta, inputs)
+        network.load(theta)
+        with torch.no_grad():
+            self._loss_gradients.fix(network(inputs).detach(), targets)
+        network.uses.clear()
+
+    def passes(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+        """See `RowEngine`."""
+        network = self._network_like(theta, inputs)
+        network.load(theta)
+        uses = self._backward(network, inputs, targets, len(inputs))
+        return [tensor for use, g in uses for tensor in (use.kept, g)]
+
+    def evidence(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+        """See `RowEngine`."""
+        network = self._network_like(theta, inputs)
+        network.load(theta)
+        uses = self._backward(network, inputs, targets, len(inputs))
+        if not uses:
+            return []
+        with torch.no_grad():
+            pieces = combined([piece for use, g in uses for piece in use.gradients(use.kept, g)])
+            norms, _ = _clipped(uses, 1.0)
+            return [norms, *(tensor for piece in pieces for tensor in piece.evidence())]
+
+    def add_rows(
         self,
         theta: Tensor,
         inputs: Tensor,
         targets: Tensor,
         clip_norm: float | None,
         total: Tensor,
+        used: int,
     ) -> None:
+        """See `RowEngine`."""
         network = self._network_like(theta, inputs)
         network.load(theta)
         parts = torch.split_with_sizes(total, self._sizes)
         if clip_norm is None and self._add_unclipped(network, inputs, targets, parts):
             return
-        with torch.enable_grad():
-            outputs = network(inputs)
+        uses = self._backward(network, inputs, targets, used)
+        if not uses:
+            return
         with torch.no_grad():
-            weights = self._loss_gradients(outputs.detach(), targets)
-            uses = network.output_gradients(outputs, weights)
-            if not uses:
-                return
             norms, add = _clipped(uses, clip_norm)
             if not math.isfinite(float(norms.sum())):
                 bad = (~torch.isfinite(norms)).nonzero()[:, 0]
                 cleared = [(use.without(bad), g.index_fill(0, bad, 0.0)) for use, g in uses]
                 _, add = _clipped(cleared, clip_norm)
             add(parts)
+
+    def _backward(
+        self, network: Network, inputs: Tensor, targets: Tensor, used: int
+    ) -> list[tuple[Use, Tensor]]:
+        """Each use of a layer with the gradient at its output; 0 in the rows behind ``used``."""
+        with torch.enable_grad():
+            outputs = network(inputs)
+        with torch.no_grad():
+            weights = self._loss_gradients(outputs.detach(), targets)
+            if used < len(inputs):
+                weights[used:] = 0.0
+            return network.output_gradients(outputs, weights)
 
     def _add_unclipped(
         self, network: Network, inputs: Tensor, targets: Tensor, parts: Parts

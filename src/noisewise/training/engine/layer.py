@@ -13,6 +13,7 @@ from noisewise.training.engine.pieces import Piece, Rows
 __all__ = [
     "Gradients",
     "Layer",
+    "LayerOptions",
     "NotCoveredError",
     "Run",
     "Value",
@@ -52,6 +53,19 @@ class Run(NamedTuple):
     kept: Tensor
     out: Tensor
     gradients: Gradients
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    """How layers lay out their memory.
+
+    Attributes:
+        channels_last: whether convolutions work in that layout.
+        padded: whether linear layers pad their matrices (see `padding`).
+    """
+
+    channels_last: bool = True
+    padded: bool = False
 
 
 class Layer(Protocol):

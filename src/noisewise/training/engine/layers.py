@@ -12,25 +12,27 @@ from torch.nn import functional
 from noisewise.training.engine.convolution import Convolution
 from noisewise.training.engine.layer import (
     Layer,
+    LayerOptions,
     NotCoveredError,
     Run,
     Values,
     row_gradients,
     tensor_of,
 )
+from noisewise.training.engine.padding import padded_linear
 from noisewise.training.engine.pieces import Affine, Lookups, Outer, Piece
 
 __all__ = ["layer_for"]
 
 
 class _Linear:
-    def __init__(self, module: nn.Linear, values: Values, channels_last: bool) -> None:
+    def __init__(self, module: nn.Linear, values: Values, options: LayerOptions) -> None:
         self._weight, self._bias = values["weight"], values.get("bias")
+        self._apply = padded_linear if options.padded else functional.linear
 
     def run(self, x: Tensor) -> Run:
-        return Run(
-            x, functional.linear(x, self._weight.tensor, tensor_of(self._bias)), self.gradients
-        )
+        out = self._apply(x, self._weight.tensor, tensor_of(self._bias))
+        return Run(x, out, self.gradients)
 
     def gradients(self, kept: Tensor, g: Tensor) -> Iterator[Piece]:
         weight, bias = self._weight.index, None if self._bias is None else self._bias.index
@@ -46,7 +48,7 @@ class _Linear:
 class _ChannelNorm:
     """GroupNorm and InstanceNorm: gradients of the scale and shift of each channel."""
 
-    def __init__(self, module: nn.Module, values: Values, channels_last: bool) -> None:
+    def __init__(self, module: nn.Module, values: Values, options: LayerOptions) -> None:
         self._weight, self._bias = values.get("weight"), values.get("bias")
         self._eps = float(module.eps)  # type: ignore[arg-type]
         self._groups = module.num_groups if isinstance(module, nn.GroupNorm) else None
@@ -74,7 +76,7 @@ class _ChannelNorm:
 
 
 class _LayerNorm:
-    def __init__(self, module: nn.LayerNorm, values: Values, channels_last: bool) -> None:
+    def __init__(self, module: nn.LayerNorm, values: Values, options: LayerOptions) -> None:
         self._weight, self._bias = values.get("weight"), values.get("bias")
         self._shape, self._eps = list(module.normalized_shape), module.eps
 
@@ -99,7 +101,7 @@ class _LayerNorm:
 
 
 class _Embedding:
-    def __init__(self, module: nn.Embedding, values: Values, channels_last: bool) -> None:
+    def __init__(self, module: nn.Embedding, values: Values, options: LayerOptions) -> None:
         self._weight, self._padding = values["weight"], module.padding_idx
 
     def run(self, x: Tensor) -> Run:
@@ -151,7 +153,7 @@ _RULES: Mapping[type[nn.Module], _Rule] = MappingProxyType(
 )
 
 
-def layer_for(name: str, module: nn.Module, values: Values, channels_last: bool) -> Layer:
+def layer_for(name: str, module: nn.Module, values: Values, options: LayerOptions) -> Layer:
     """The rule for a module with trainable parameters of its own.
 
     Subclasses and modules with extra parameters (weight normalisation, say) may compute anything,
@@ -165,4 +167,4 @@ def layer_for(name: str, module: nn.Module, values: Values, channels_last: bool)
         raise NotCoveredError(f"layer '{name}' ({type(module).__name__}) has no rule")
     if not rule.covers(module):
         raise NotCoveredError(f"layer '{name}' ({module}) has options without a rule")
-    return rule.make(module, values, channels_last)
+    return rule.make(module, values, options)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from noisewise.training.engine.fast import FastGradients
 from noisewise.training.engine.loss_gradients import is_cross_entropy
+from noisewise.training.engine.padding import padded_linear
 from noisewise.training.gradients import Loss, clip_factors
 
 __all__ = ["LinearGradients", "is_linear"]
@@ -48,37 +49,85 @@ def _watched(module: nn.Module) -> bool:
 class LinearGradients(FastGradients):
     """Record j has the gradient g_j x_j^T and g_j, g_j = softmax(W x_j + a) - onehot(y_j).
 
-    Its squared norm is ||g_j||^2 (||x_j||^2 + 1). Batches that are not plain (other shapes, targets
-    that are no classes, numbers that are not finite) go the general way.
+    Its squared norm is ||g_j||^2 (||x_j||^2 + 1). Batches of another shape or type go the general
+    way, and so does a batch with a target that is no class, unless `prepare` was called.
     """
 
-    def _add(
+    _prepared = False
+
+    def prepare(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> None:
+        """See `RowEngine`."""
+        self._prepared = True
+        if not self._is_plain(theta, inputs, targets):
+            super().prepare(theta, inputs, targets)
+
+    def passes(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+        """See `RowEngine`."""
+        if not self._is_plain(theta, inputs, targets):
+            return super().passes(theta, inputs, targets)
+        with torch.no_grad():
+            return [self._slopes(theta, inputs.flatten(1), targets)]
+
+    def evidence(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+        """See `RowEngine`."""
+        if not self._is_plain(theta, inputs, targets):
+            return super().evidence(theta, inputs, targets)
+        [slopes] = self.passes(theta, inputs, targets)
+        return [slopes, _squared_norms(slopes.double(), inputs.flatten(1).double())]
+
+    def add_rows(
         self,
         theta: Tensor,
         inputs: Tensor,
         targets: Tensor,
         clip_norm: float | None,
         total: Tensor,
+        used: int,
     ) -> None:
+        """See `RowEngine`."""
+        if not self._is_plain(theta, inputs, targets):
+            super().add_rows(theta, inputs, targets, clip_norm, total, used)
+            return
         k, d = self.layout.shapes[0]
         x = inputs.flatten(1)
-        plain = x.shape[1] == d and targets.dim() == 1 and not targets.is_floating_point()
-        if not plain or x.dtype != theta.dtype or theta.device.type != "cpu":
-            super()._add(theta, inputs, targets, clip_norm, total)
-            return
         with torch.no_grad():
-            outputs = torch.addmm(theta[k * d :], x, theta[: k * d].view(k, d).t())
-            slopes = torch.softmax(outputs, 1)
             try:
-                slopes.scatter_(1, targets[:, None], -1.0, reduce="add")
+                slopes = self._slopes(theta, x, targets)
             except RuntimeError:  # a target that is no class
-                super()._add(theta, inputs, targets, clip_norm, total)
+                if self._prepared:
+                    raise
+                super().add_rows(theta, inputs, targets, clip_norm, total, used)
                 return
+            slopes[used:] = 0.0
             g, wide = slopes.double(), x.double()
-            norms = g.square().sum(1) * (wide.square().sum(1) + 1.0)
+            norms = _squared_norms(g, wide)
             if not math.isfinite(float(norms.sum())):
-                super()._add(theta, inputs, targets, clip_norm, total)
-                return
+                bad = ~torch.isfinite(norms)
+                g[bad], wide[bad], norms[bad] = 0.0, 0.0, 0.0
             g *= clip_factors(norms, clip_norm)[:, None]
             total[: k * d].view(k, d).addmm_(g.t(), wide)
             total[k * d :] += g.sum(0)
+
+    def _is_plain(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> bool:
+        """By shapes and types alone."""
+        return (
+            inputs[0].numel() == self.layout.shapes[0][1]
+            and targets.dim() == 1
+            and not targets.is_floating_point()
+            and inputs.dtype == theta.dtype
+            and theta.device.type == "cpu"
+        )
+
+    def _slopes(self, theta: Tensor, x: Tensor, targets: Tensor) -> Tensor:
+        """The gradients [b, k] at the outputs."""
+        k, d = self.layout.shapes[0]
+        weight, bias = theta[: k * d].view(k, d), theta[k * d :]
+        if self._options.padded:
+            outputs = padded_linear(x, weight, bias)
+        else:
+            outputs = torch.addmm(bias, x, weight.t())
+        return torch.softmax(outputs, 1).scatter_(1, targets[:, None], -1.0, reduce="add")
+
+
+def _squared_norms(g: Tensor, wide: Tensor) -> Tensor:
+    return g.square().sum(1) * (wide.square().sum(1) + 1.0)

@@ -11,53 +11,65 @@ from torch.nn import functional
 
 from noisewise.training.gradients import Loss
 
-__all__ = ["LossGradients", "is_cross_entropy", "loss_gradients"]
+__all__ = ["LossGradients", "is_cross_entropy"]
 
-LossGradients = Callable[[Tensor, Tensor], Tensor]
-"""(outputs [b, ...] without a graph, targets [b, ...]) -> gradients [b, ...] at the outputs."""
+_Way = Callable[[Tensor, Tensor], Tensor]
 
 
-def loss_gradients(loss: Loss) -> LossGradients:
-    """How to get row i = gradient of ``loss(outputs[i : i + 1], targets[i : i + 1])``.
+class LossGradients:
+    """Row i is the gradient of ``loss(outputs[i : i + 1], targets[i : i + 1])`` at ``outputs[i]``.
 
     A loss is any callable and need not be a mean over the batch, so its gradient is taken record
-    by record; outputs are small, and no layer is involved. Torch's cross-entropy of class scores
-    is known, and has a closed form.
+    by record; outputs are small, and no layer is involved. There are up to three ways: the closed
+    form of torch's cross-entropy of class scores, `vmap`, and a loop for losses that `vmap` cannot
+    follow. A call takes the first way that works, unless `fix` has chosen one.
     """
-    by_record = _by_record(loss)
-    if not is_cross_entropy(loss):
-        return by_record
 
-    def gradients(outputs: Tensor, targets: Tensor) -> Tensor:
-        if outputs.dim() != 2 or targets.dim() != 1 or outputs.device.type != "cpu":
-            return by_record(outputs, targets)
-        try:
-            return torch.softmax(outputs, 1).scatter_(1, targets[:, None], -1.0, reduce="add")
-        except RuntimeError:  # a target that is no class: torch's own rules about those hold
-            return by_record(outputs, targets)
+    def __init__(self, loss: Loss) -> None:
+        self._ways = [*([_closed_form] if is_cross_entropy(loss) else []), *_by_record(loss)]
+        self._fixed: _Way | None = None
 
-    return gradients
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """(outputs [b, ...] without a graph, targets [b, ...]) -> gradients [b, ...]."""
+        if self._fixed is not None:
+            return self._fixed(outputs, targets)
+        return self._first(outputs, targets)[1]
+
+    def fix(self, outputs: Tensor, targets: Tensor) -> None:
+        """Keep the way that works for these records; a later record cannot change it."""
+        self._fixed = self._first(outputs, targets)[0]
+
+    def _first(self, outputs: Tensor, targets: Tensor) -> tuple[_Way, Tensor]:
+        *earlier, last = self._ways
+        for way in earlier:
+            try:
+                return way, way(outputs, targets)
+            except RuntimeError:  # shapes or targets outside of this way
+                continue
+        return last, last(outputs, targets)
 
 
-def _by_record(loss: Loss) -> LossGradients:
-    """Of any loss: by `vmap`, or in a loop for losses that `vmap` cannot follow."""
+def _closed_form(outputs: Tensor, targets: Tensor) -> Tensor:
+    """softmax(outputs) - onehot(targets), of plain class scores on a processor."""
+    if outputs.dim() != 2 or targets.dim() != 1 or outputs.device.type != "cpu":
+        raise RuntimeError("the closed form is for outputs [b, classes] and targets [b]")
+    return torch.softmax(outputs, 1).scatter_(1, targets[:, None], -1.0, reduce="add")
+
+
+def _by_record(loss: Loss) -> list[_Way]:
+    """Of any loss: by `vmap`, then in a loop."""
 
     def loss_of_one(output: Tensor, target: Tensor) -> Tensor:
         return loss(output.unsqueeze(0), target.unsqueeze(0))
 
-    at_once: LossGradients = vmap(grad(loss_of_one), randomness="different")
+    def one_by_one(outputs: Tensor, targets: Tensor) -> Tensor:
+        leaf = outputs.detach().requires_grad_()
+        with torch.enable_grad():
+            pairs = zip(leaf, targets, strict=True)
+            total = torch.stack([loss_of_one(output, y) for output, y in pairs]).sum()
+        return torch.autograd.grad(total, leaf)[0]
 
-    def gradients(outputs: Tensor, targets: Tensor) -> Tensor:
-        try:
-            return at_once(outputs, targets)
-        except RuntimeError:
-            leaf = outputs.detach().requires_grad_()
-            with torch.enable_grad():
-                pairs = zip(leaf, targets, strict=True)
-                total = torch.stack([loss_of_one(output, y) for output, y in pairs]).sum()
-            return torch.autograd.grad(total, leaf)[0]
-
-    return gradients
+    return [vmap(grad(loss_of_one), randomness="different"), one_by_one]
 
 
 def is_cross_entropy(loss: Loss) -> bool:

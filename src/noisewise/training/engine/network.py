@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from noisewise.training.engine.layer import Gradients, Layer, NotCoveredError, Value
+from noisewise.training.engine.layer import (
+    Gradients,
+    Layer,
+    LayerOptions,
+    NotCoveredError,
+    Value,
+)
 from noisewise.training.engine.layers import layer_for
 from noisewise.training.engine.rewrites import pool_before_relu
 from noisewise.training.parameters import ParameterLayout
@@ -51,14 +57,14 @@ class Network:
         model: is copied; its structure, buffers and mode are those of this moment.
         layout: the order of the trainable parameters.
         like: a vector of the right dtype and device.
-        channels_last: whether convolutions work in that layout.
+        options: of its layers.
 
     Raises:
         NotCoveredError: a layer has no rule.
     """
 
     def __init__(
-        self, model: nn.Module, layout: ParameterLayout, like: Tensor, *, channels_last: bool
+        self, model: nn.Module, layout: ParameterLayout, like: Tensor, options: LayerOptions
     ) -> None:
         self.dtype, self.device = like.dtype, like.device
         self._layout = layout
@@ -95,7 +101,7 @@ class Network:
                 if p is not None
             }
             if any(value.index is not None for value in values.values()):
-                layer = layer_for(name, module, values, channels_last)
+                layer = layer_for(name, module, values, options)
                 module.__dict__["forward"] = self._recorded(name, layer)
 
     def _recorded(self, name: str, layer: Layer) -> Callable[[Tensor], Tensor]:

@@ -16,6 +16,7 @@ from the very same float32 numbers, so the norm that clips is the norm of what i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -32,6 +33,7 @@ __all__ = [
     "Piece",
     "Rows",
     "Single",
+    "added",
     "combined",
 ]
 
@@ -64,6 +66,13 @@ class Piece(Protocol):
         """The same as pieces of one parameter each."""
         ...
 
+    def evidence(self) -> list[Tensor]:
+        """The numbers that a record's norm and sum are computed from in float64: [b, ...] each.
+
+        If row i holds the same bits in two batches, so does record i's gradient (see `row_check`).
+        """
+        ...
+
 
 class Single(Piece, Protocol):
     """The gradients of one parameter."""
@@ -77,6 +86,14 @@ def _squared_lengths(values: Tensor) -> Tensor:
     """Squared Euclidean lengths over the last dimension of float64 values."""
     lengths: Tensor = torch.linalg.vector_norm(values, dim=-1)
     return lengths.square_()
+
+
+def added(squares: Tensor) -> Tensor:
+    """The sum over blocks [blocks, b] -> [b], in the same order for each of the b records.
+
+    `torch.sum` over the first axis adds the last few of the b in another order.
+    """
+    return functools.reduce(torch.add, squares.unbind(0))
 
 
 class Rows:
@@ -109,7 +126,7 @@ class Rows:
                 ],
                 dim=1,
             )
-        return squares[0] if blocks == 1 else squares.sum(0)
+        return added(squares)
 
     def add_sum(self, factors: Tensor, parts: Parts) -> None:
         """See `Piece`."""
@@ -136,6 +153,10 @@ class Rows:
     def split(self) -> list[Single]:
         """See `Piece`."""
         return [self]
+
+    def evidence(self) -> list[Tensor]:
+        """See `Piece`."""
+        return [self._blocks.transpose(0, 1)]
 
     def rows(self) -> Tensor:
         """See `Single`."""
@@ -180,6 +201,10 @@ class Affine:
         """See `Piece`."""
         weight = Outer(self.indices[0], self._a[:, None, None], self._g[:, None, None])
         return [weight, *(Rows(bias, self._g) for bias in self.indices[1:])]
+
+    def evidence(self) -> list[Tensor]:
+        """See `Piece`."""
+        return [self._a, self._g]
 
 
 class Outer:
@@ -238,6 +263,10 @@ class Outer:
         """See `Piece`."""
         return [self]
 
+    def evidence(self) -> list[Tensor]:
+        """See `Piece`."""
+        return [self._a, self._g] if self._ghost else self._materialised().evidence()
+
     def rows(self) -> Tensor:
         """See `Single`."""
         return self._materialised().rows()
@@ -279,6 +308,7 @@ class Lookups:
     def __init__(self, index: int, tokens: Tensor, g: Tensor, size: int) -> None:
         self.indices = (index,)
         self._shape = (len(tokens), size, g.shape[2])
+        self._seen = [tokens, g]
         records = torch.arange(len(tokens), device=tokens.device)[:, None]
         touched, position = torch.unique(records * size + tokens, return_inverse=True)
         self._record, self._token = touched // size, touched % size
@@ -299,6 +329,10 @@ class Lookups:
     def split(self) -> list[Single]:
         """See `Piece`."""
         return [self]
+
+    def evidence(self) -> list[Tensor]:
+        """See `Piece`."""
+        return self._seen
 
     def rows(self) -> Tensor:
         """See `Single`."""

@@ -15,7 +15,7 @@ from noisewise.training.engine.patches import (
     full_patches,
     tap_patches,
 )
-from noisewise.training.engine.pieces import Parts, Place, Rows, Single
+from noisewise.training.engine.pieces import Parts, Place, Rows, Single, added
 from noisewise.training.gradients import clip_factors
 
 __all__ = ["Products"]
@@ -73,7 +73,7 @@ class Products:
             made = buffer[:, : len(self._x[part])]
             self._fill(part, made)
             values = made.flatten(2).double()
-            squares = torch.linalg.vector_norm(values, dim=2).square_().sum(0)
+            squares = added(torch.linalg.vector_norm(values, dim=2).square_())
             factors[part] = clip_factors(norms[part].add_(squares), clip_norm)
             sums.baddbmm_(factors[part].expand(blocks, 1, -1), values)
         return norms, factors, sums
@@ -93,6 +93,10 @@ class Products:
     def split(self) -> list[Single]:
         """See `Piece`."""
         return [self._all()]
+
+    def evidence(self) -> list[Tensor]:
+        """See `Piece`; streamed gradients are made by the same calls as stored ones."""
+        return self._all().evidence()
 
     def _all(self) -> Rows:
         if self._stored is None:

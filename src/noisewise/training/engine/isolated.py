@@ -1,0 +1,229 @@
+"""Clipped sums in which one record changes nothing about another one's contribution.
+
+This is what a deployed client trains with (promise 2). The parameters come from the server, which
+may choose them so that rounding errors become whole gradients. So every decision (engine, layout,
+batch sizes) is made on made-up records before a private one is read, each record goes through a
+batch size that `row_check` accepts, and clipping stays a little below c.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from noisewise.training.engine.fast import FastGradients
+from noisewise.training.engine.layer import NotCoveredError
+from noisewise.training.engine.linear import LinearGradients, is_linear
+from noisewise.training.gradients import FunctionalGradients, Loss
+from noisewise.training.operations import TRACED
+from noisewise.training.parameters import ParameterLayout, check_model
+from noisewise.training.row_check import ROW_COUNTS, RowCheck, RowRunner, check_rows, portions
+from noisewise.training.synthetic import RecordForm, random_parameters, synthetic_records
+
+__all__ = ["CLIP_MARGIN", "IsolatedGradients", "RowEngine"]
+
+_log = logging.getLogger(__name__)
+
+CLIP_MARGIN = 2.0**-17
+"""Contributions are clipped at c (1 - 2^-17).
+
+The rest of c covers the rounding of float64 norms and sums, whatever the order: with u = 2^-53, the
+norm of n values is off by at most n u, and a sum of B contributions by at most u B^2 / 2 times c.
+For n = 1e9 and two sums of B = 250,000 that is below 2^-17 c.
+"""
+
+_EVIDENCE_BYTES = 1 << 31
+_ALIGNED = 64  # bytes, as torch's own tensors
+
+
+class RowEngine(RowRunner, Protocol):
+    """An engine whose decisions can be fixed in advance."""
+
+    layout: ParameterLayout
+
+    def prepare(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> None:
+        """Make every decision on these public records; afterwards no record changes one.
+
+        Raises:
+            NotCoveredError: another engine is needed.
+        """
+        ...
+
+    def add_rows(
+        self,
+        theta: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        clip_norm: float | None,
+        total: Tensor,
+        used: int,
+    ) -> None:
+        """Add the clipped gradients of the first ``used`` rows to ``total`` [p] float64."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """An engine, the batch sizes it may use, and a made-up record that fills up a batch."""
+
+    engine: RowEngine
+    check: RowCheck
+    filler: tuple[Tensor, Tensor]
+
+    def filled(self, inputs: Tensor, targets: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """The records and then the filler, in memory of their own: the layout never varies."""
+        rows = [value.repeat(size, *[1] * (value.dim() - 1)) for value in self.filler]
+        rows[0][: len(inputs)], rows[1][: len(targets)] = inputs, targets
+        return rows[0], rows[1]
+
+
+class IsolatedGradients:
+    """Sums of clipped gradients; each contribution depends on its record and theta alone.
+
+    A record for which the model or the loss raises an exception contributes 0, and so does one
+    whose gradient is not finite. Dropout draws a mask of its own for each record.
+
+    Args:
+        model: gives structure, buffers and mode, as they are now; it is copied and not changed.
+        loss: of a batch; applied to each record alone.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        check_model(model)
+        self.layout = ParameterLayout.of(model)
+        self._model, self._loss = model, loss
+        self._by_form: dict[object, _Prepared] = {}
+
+    def prepare(self, theta: Tensor, form: RecordForm) -> RowCheck:
+        """Choose engine and batch sizes for records of a form, without reading any.
+
+        Args:
+            theta: only its type and device are read.
+            form: of the records.
+
+        Raises:
+            Exception: whatever the model or the loss raises on made-up records.
+        """
+        return self._prepared(theta, form).check
+
+    def clipped_sum(
+        self, theta: Tensor, inputs: Tensor, targets: Tensor, clip_norm: float | None
+    ) -> Tensor:
+        """See `GradientEngine`."""
+        total = torch.zeros(self.layout.size, dtype=torch.float64, device=theta.device)
+        self.add_clipped_sum(theta, inputs, targets, clip_norm, total)
+        return total
+
+    def add_clipped_sum(
+        self,
+        theta: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        clip_norm: float | None,
+        total: Tensor,
+    ) -> None:
+        """Add `clipped_sum` to ``total`` [p] float64."""
+        self.layout.unflatten(theta)  # raises the error that names the shapes
+        if theta.data_ptr() % _ALIGNED:
+            theta = theta.clone()
+        prepared = self._prepared(theta, RecordForm.of(inputs, targets))
+        if clip_norm is None:  # no privacy is asked for
+            if len(inputs):
+                prepared.engine.add_rows(theta, inputs, targets, None, total, len(inputs))
+            return
+        limit = clip_norm * (1.0 - CLIP_MARGIN)
+        for start, records, size in portions(len(inputs), prepared.check.rows):
+            part = inputs[start : start + records], targets[start : start + records]
+            try:
+                prepared.engine.add_rows(
+                    theta, *prepared.filled(*part, size), limit, total, records
+                )
+            except Exception:
+                _add_one_by_one(prepared, theta, part, limit, total)
+
+    def _prepared(self, theta: Tensor, form: RecordForm) -> _Prepared:
+        key = (
+            form,
+            theta.dtype,
+            theta.device,
+            torch.get_num_threads(),
+            torch.is_autocast_enabled(theta.device.type),
+        )
+        if key not in self._by_form:
+            self._by_form[key] = self._choose(theta, form)
+        return self._by_form[key]
+
+    def _choose(self, theta: Tensor, form: RecordForm) -> _Prepared:
+        prepared = self._checked(theta, form, padded=False)
+        if prepared.check.rows == (1,):
+            prepared = self._checked(theta, form, padded=True)
+        if prepared.check.rows == (1,):
+            _log.warning(
+                "records of %s are taken one by one, which is slower: %s",
+                type(self._model).__name__,
+                prepared.check.reason,
+            )
+        return prepared
+
+    def _checked(self, theta: Tensor, form: RecordForm, *, padded: bool) -> _Prepared:
+        """The fastest engine that works on made-up records, with its batch sizes."""
+        thetas = [random_parameters(self.layout, theta, seed) for seed in (0, 1)]
+        largest = min(max(ROW_COUNTS), max(4, _EVIDENCE_BYTES // (4 * self.layout.size)))
+        count = max(2 * TRACED, largest)
+        engine: RowEngine
+        kind = LinearGradients if is_linear(self._model, self._loss) else FastGradients
+        try:
+            engine = kind(self._model, self._loss, padded=padded)
+            records = self._accepted(engine, thetas[0], form, count)
+        except NotCoveredError as reason:
+            _log.warning(
+                "per-sample gradients of %s by torch.func, which is slower: %s",
+                type(self._model).__name__,
+                reason,
+            )
+            engine = FunctionalGradients(self._model, self._loss)
+            records = self._accepted(engine, thetas[0], form, count)
+        about = repr((type(engine).__name__, padded, form, self.layout, theta.dtype, theta.device))
+        check = check_rows(engine, thetas, records, largest, about)
+        return _Prepared(engine, check, (records[0][:1], records[1][:1]))
+
+    def _accepted(
+        self, engine: RowEngine, theta: Tensor, form: RecordForm, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """Made-up records on which the engine is prepared."""
+
+        def works(inputs: Tensor, targets: Tensor) -> None:
+            engine.prepare(theta, inputs[:4], targets[:4])
+            engine.passes(theta, inputs[:4], targets[:4])
+
+        return synthetic_records(form, count, self._model, works, theta.device)
+
+
+def _add_one_by_one(
+    prepared: _Prepared,
+    theta: Tensor,
+    records: tuple[Tensor, Tensor],
+    limit: float,
+    total: Tensor,
+) -> None:
+    """Add the same contributions, each from a batch without the others; a failing one adds 0.
+
+    Raises:
+        Exception: whatever fails without any private record, too.
+    """
+    size, own = prepared.check.rows[0], torch.zeros_like(total)
+    nobody = records[0][:0], records[1][:0]
+    prepared.engine.add_rows(theta, *prepared.filled(*nobody, size), limit, own, 0)
+    for record in zip(torch.split(records[0], 1), torch.split(records[1], 1), strict=True):
+        own.zero_()
+        try:
+            prepared.engine.add_rows(theta, *prepared.filled(*record, size), limit, own, 1)
+        except Exception as error:
+            kind = type(error).__name__  # its text may hold the record
+            _log.warning("a record adds nothing: the model or the loss raised %s", kind)
+        else:
+            total += own
