@@ -25,7 +25,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -38,7 +38,7 @@ from torch import Tensor
 from noisewise.storage import cache_dir, write_atomic
 from noisewise.training.operations import NoMasks, Pairs, draws_masks, has_no_tails, structure
 
-__all__ = ["ROW_COUNTS", "RowCheck", "RowRunner", "check_rows", "portions"]
+__all__ = ["ROW_COUNTS", "RowCheck", "RowRunner", "check_rows"]
 
 ROW_COUNTS = (*range(4, 33, 4), *range(40, 65, 8), *range(80, 129, 16), *range(160, 257, 32))
 """Batch sizes to try: at most one eighth of a batch is blank from 32 records on."""
@@ -71,19 +71,6 @@ class RowRunner(Protocol):
     def evidence(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> list[Tensor]:
         """All that decides about the records' contributions: [b, ...] each."""
         ...
-
-
-def portions(count: int, rows: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Cut ``count`` records into batches of accepted sizes: (start, records, size) each.
-
-    Args:
-        count: number of records.
-        rows: accepted sizes, ascending.
-    """
-    largest = rows[-1]
-    for start in range(0, count, largest):
-        records = min(largest, count - start)
-        yield start, records, next(size for size in rows if size >= records)
 
 
 def check_rows(

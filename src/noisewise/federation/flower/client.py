@@ -26,6 +26,7 @@ from noisewise.federation.flower.records import to_record
 from noisewise.federation.flower.site import Site, load_site
 from noisewise.privacy.ledger import SealedReply
 from noisewise.randomness import SecureRandom
+from noisewise.training.engine import IsolatedGradients
 from noisewise.training.local import local_update, per_step
 from noisewise.training.parameters import ParameterLayout
 
@@ -126,12 +127,17 @@ def site_reply(site: Site, instruction: Instruction) -> Tensor:
     layout = ParameterLayout.of(site.model)
     normalise = site.config.training.normalise
     digest = instruction.digest(layout, site.plan, normalise)
+    engine = IsolatedGradients(site.model, site.loss)
+    engine.prepare(instruction.theta, site.record_form)  # before any record is read
     data = site.data()  # before the ledger is asked: a missing file must not cost a round
     _warn_of_size(site, len(data))
     with site.open_ledger() as ledger:
         granted = ledger.reserve(digest, site.plan, at_most=site.rounds_allowed)
         if isinstance(granted, SealedReply):
-            _log.info("round %d was answered before: the same bytes again", instruction.round)
+            _log.info(
+                "round %d was answered before: the stored reply is sent again, nothing is charged",
+                instruction.round,
+            )
             return decode(granted.reply)["delta"]
         made = local_update(
             site.model,
@@ -142,6 +148,7 @@ def site_reply(site: Site, instruction: Instruction) -> Tensor:
             site.loss,
             SecureRandom(),
             physical_batch=site.config.training.physical_batch,
+            engine=engine,
         )
         delta = per_step(made.delta, site.plan) if normalise else made.delta
         return decode(ledger.seal(granted, encode({"delta": delta.contiguous()})))["delta"]

@@ -11,10 +11,7 @@ from __future__ import annotations
 import json
 import logging
 
-import torch
 from flwr.app import MetricRecord, RecordDict
-from torch import Tensor
-from torch.func import functional_call
 
 from noisewise.errors import InvalidValueError
 from noisewise.federation.flower.instruction import Question, read_question
@@ -22,12 +19,11 @@ from noisewise.federation.flower.replies import METRICS, NOISED_ACCURACY
 from noisewise.federation.flower.site import Site
 from noisewise.privacy.ledger import SealedReply, metrics_charge
 from noisewise.randomness import SecureRandom
-from noisewise.training.local import TensorData
+from noisewise.training.answers import Answers
 from noisewise.training.parameters import ParameterLayout
 
 __all__ = ["noised_accuracy", "noised_accuracy_content"]
 
-_BATCH = 128
 _log = logging.getLogger("noisewise.site")
 
 
@@ -64,23 +60,12 @@ def noised_accuracy(site: Site, question: Question) -> float:
         if isinstance(granted, SealedReply):
             _log.info("round %d was asked about before: the same number again", question.round)
             return _decode(granted.reply)
+        right = Answers(site.model).count_right(question.theta, data)
         noise = part.noise_multiplier * float(SecureRandom().normal(0, 1)[0])
-        figure = (_count_right(site, question.theta, data) + noise) / part.records
+        # To whole records: the lowest bits of a sum tell which count the noise was added to.
+        figure = round(right + noise) / part.records
         return _decode(ledger.seal(granted, json.dumps({NOISED_ACCURACY: figure}).encode()))
 
 
 def _decode(reply: bytes) -> float:
     return float(json.loads(reply)[NOISED_ACCURACY])
-
-
-@torch.no_grad()
-def _count_right(site: Site, theta: Tensor, data: TensorData) -> int:
-    """How many records get their class; each counts 0 or 1, whatever the model makes of it."""
-    parameters = ParameterLayout.of(site.model).unflatten(theta)
-    site.model.eval()  # what reads all records of a batch at once was refused with the model
-    right = 0
-    for start in range(0, len(data), _BATCH):
-        inputs = data.inputs[start : start + _BATCH]
-        outputs = functional_call(site.model, parameters, (inputs,))
-        right += int((outputs.argmax(dim=1) == data.targets[start : start + _BATCH]).sum())
-    return right

@@ -26,6 +26,7 @@ from noisewise.training.gradients import Loss
 from noisewise.training.local import DEFAULT_PHYSICAL_BATCH, TensorData
 from noisewise.training.models import make_model
 from noisewise.training.parameters import check_model
+from noisewise.training.synthetic import RecordForm
 
 __all__ = ["Site", "SiteConfig", "load_site"]
 
@@ -175,6 +176,12 @@ class Site:
     def rounds_allowed(self) -> int:
         """How many rounds of the plan are ever charged."""
         return self.config.limits.rounds or self.config.budget.planned_rounds
+
+    @property
+    def record_form(self) -> RecordForm:
+        """Shape and type of its records, as the file declares them."""
+        shape = tuple(self.config.model.input_shape)
+        return RecordForm(shape, torch.float32, (), torch.int64)
 
     def open_ledger(self) -> Ledger:
         """The ledger, if it is this dataset's and has this promise.

@@ -6,7 +6,8 @@ and no gradient of a weight. From the two, a layer's rule (`layers`, `convolutio
 per-sample gradients in the cheapest form (`cost`), which know their norms and their weighted sum.
 `fast` puts it together; `linear` is the closed form of a single linear layer. A model that mixes
 records (`probe`), uses a parameter outside of its layer or has a layer without a rule goes to the
-reference, `FunctionalGradients`; `choice` decides who trains.
+reference, `FunctionalGradients`; `choice` decides who trains. A deployed client trains with
+`isolated`, which keeps records from changing each other's rounding.
 
 A new rule is a class with `run` in `layers` and a line in its table; the tests compare every rule
 with one backward pass for each record.
@@ -14,6 +15,7 @@ with one backward pass for each record.
 
 from noisewise.training.engine.choice import make_engine
 from noisewise.training.engine.fast import FastGradients
+from noisewise.training.engine.isolated import IsolatedGradients
 from noisewise.training.engine.linear import LinearGradients
 
-__all__ = ["FastGradients", "LinearGradients", "make_engine"]
+__all__ = ["FastGradients", "IsolatedGradients", "LinearGradients", "make_engine"]

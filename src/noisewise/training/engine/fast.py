@@ -24,6 +24,10 @@ __all__ = ["FastGradients"]
 
 _log = logging.getLogger(__name__)
 
+_FLOOR = 2.0**-30
+"""See `Piece.squared_norms`: a term is scaled to at most 2^15 c, so that the rounding of a sum of
+256 records' terms at up to 16 positions each stays below 2^-17 c, whatever the terms are."""
+
 
 class FastGradients:
     """Sums of clipped per-sample gradients from the gradients at the layers' outputs.
@@ -51,6 +55,7 @@ class FastGradients:
         self._model, self._loss = model, loss
         self._loss_gradients = LossGradients(loss)
         self._sizes = list(self.layout.sizes)
+        self._floor = 0.0
         self._network: Network | None = None
         self._reference: FunctionalGradients | None = None
 
@@ -108,6 +113,7 @@ class FastGradients:
 
     def prepare(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> None:
         """Fix layout, layers and the loss's way on public records; see `RowEngine`."""
+        self._floor = _FLOOR
         network = self._network_like(theta, inputs)
         network.load(theta)
         with torch.no_grad():
@@ -130,7 +136,7 @@ class FastGradients:
             return []
         with torch.no_grad():
             pieces = combined([piece for use, g in uses for piece in use.gradients(use.kept, g)])
-            norms, _ = _clipped(uses, 1.0)
+            norms, _ = _clipped(uses, 1.0, self._floor)
             return [norms, *(tensor for piece in pieces for tensor in piece.evidence())]
 
     def add_rows(
@@ -152,11 +158,11 @@ class FastGradients:
         if not uses:
             return
         with torch.no_grad():
-            norms, add = _clipped(uses, clip_norm)
+            norms, add = _clipped(uses, clip_norm, self._floor)
             if not math.isfinite(float(norms.sum())):
                 bad = (~torch.isfinite(norms)).nonzero()[:, 0]
                 cleared = [(use.without(bad), g.index_fill(0, bad, 0.0)) for use, g in uses]
-                _, add = _clipped(cleared, clip_norm)
+                _, add = _clipped(cleared, clip_norm, self._floor)
             add(parts)
 
     def _backward(
@@ -191,7 +197,7 @@ class FastGradients:
 
 
 def _clipped(
-    uses: list[tuple[Use, Tensor]], clip_norm: float | None
+    uses: list[tuple[Use, Tensor]], clip_norm: float | None, floor: float
 ) -> tuple[Tensor, Callable[[Parts], None]]:
     """Squared norms [b] over all parameters, and what adds the sum of the clipped gradients."""
     pieces = combined([piece for use, g in uses for piece in use.gradients(use.kept, g)])
@@ -203,7 +209,7 @@ def _clipped(
     stored = [piece for piece in pieces if piece is not streamed]
     norms = torch.zeros(len(uses[0][1]), dtype=torch.float64, device=uses[0][1].device)
     for piece in stored:
-        norms += piece.squared_norms()
+        norms += piece.squared_norms(floor)
     sums: Tensor | None = None
     if streamed is None:
         factors = clip_factors(norms, clip_norm)

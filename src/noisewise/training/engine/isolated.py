@@ -19,10 +19,12 @@ from noisewise.training.engine.fast import FastGradients
 from noisewise.training.engine.layer import NotCoveredError
 from noisewise.training.engine.linear import LinearGradients, is_linear
 from noisewise.training.gradients import FunctionalGradients, Loss
+from noisewise.training.isolation import Isolation
 from noisewise.training.operations import TRACED
 from noisewise.training.parameters import ParameterLayout, check_model
-from noisewise.training.row_check import ROW_COUNTS, RowCheck, RowRunner, check_rows, portions
+from noisewise.training.row_check import ROW_COUNTS, RowCheck, RowRunner, check_rows
 from noisewise.training.synthetic import RecordForm, random_parameters, synthetic_records
+from noisewise.training.torch_random import torch_seed
 
 __all__ = ["CLIP_MARGIN", "IsolatedGradients", "RowEngine"]
 
@@ -68,17 +70,14 @@ class RowEngine(RowRunner, Protocol):
 
 @dataclass(frozen=True)
 class _Prepared:
-    """An engine, the batch sizes it may use, and a made-up record that fills up a batch."""
+    """An engine, and how records may go through it."""
 
     engine: RowEngine
-    check: RowCheck
-    filler: tuple[Tensor, Tensor]
+    isolation: Isolation
 
-    def filled(self, inputs: Tensor, targets: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """The records and then the filler, in memory of their own: the layout never varies."""
-        rows = [value.repeat(size, *[1] * (value.dim() - 1)) for value in self.filler]
-        rows[0][: len(inputs)], rows[1][: len(targets)] = inputs, targets
-        return rows[0], rows[1]
+    @property
+    def is_slow(self) -> bool:
+        return self.isolation.check.rows == (1,)
 
 
 class IsolatedGradients:
@@ -108,7 +107,7 @@ class IsolatedGradients:
         Raises:
             Exception: whatever the model or the loss raises on made-up records.
         """
-        return self._prepared(theta, form).check
+        return self._prepared(theta, form).isolation.check
 
     def clipped_sum(
         self, theta: Tensor, inputs: Tensor, targets: Tensor, clip_norm: float | None
@@ -136,14 +135,11 @@ class IsolatedGradients:
                 prepared.engine.add_rows(theta, inputs, targets, None, total, len(inputs))
             return
         limit = clip_norm * (1.0 - CLIP_MARGIN)
-        for start, records, size in portions(len(inputs), prepared.check.rows):
-            part = inputs[start : start + records], targets[start : start + records]
-            try:
-                prepared.engine.add_rows(
-                    theta, *prepared.filled(*part, size), limit, total, records
-                )
-            except Exception:
-                _add_one_by_one(prepared, theta, part, limit, total)
+        prepared.isolation.apply(
+            inputs,
+            targets,
+            lambda x, y, used: prepared.engine.add_rows(theta, x, y, limit, total, used),
+        )
 
     def _prepared(self, theta: Tensor, form: RecordForm) -> _Prepared:
         key = (
@@ -154,18 +150,19 @@ class IsolatedGradients:
             torch.is_autocast_enabled(theta.device.type),
         )
         if key not in self._by_form:
-            self._by_form[key] = self._choose(theta, form)
+            with torch_seed(0, theta.device):  # a model's dropout draws from torch's generator
+                self._by_form[key] = self._choose(theta, form)
         return self._by_form[key]
 
     def _choose(self, theta: Tensor, form: RecordForm) -> _Prepared:
         prepared = self._checked(theta, form, padded=False)
-        if prepared.check.rows == (1,):
+        if prepared.is_slow:
             prepared = self._checked(theta, form, padded=True)
-        if prepared.check.rows == (1,):
+        if prepared.is_slow:
             _log.warning(
                 "records of %s are taken one by one, which is slower: %s",
                 type(self._model).__name__,
-                prepared.check.reason,
+                prepared.isolation.check.reason,
             )
         return prepared
 
@@ -189,7 +186,7 @@ class IsolatedGradients:
             records = self._accepted(engine, thetas[0], form, count)
         about = repr((type(engine).__name__, padded, form, self.layout, theta.dtype, theta.device))
         check = check_rows(engine, thetas, records, largest, about)
-        return _Prepared(engine, check, (records[0][:1], records[1][:1]))
+        return _Prepared(engine, Isolation(check, (records[0][:1], records[1][:1])))
 
     def _accepted(
         self, engine: RowEngine, theta: Tensor, form: RecordForm, count: int
@@ -201,29 +198,3 @@ class IsolatedGradients:
             engine.passes(theta, inputs[:4], targets[:4])
 
         return synthetic_records(form, count, self._model, works, theta.device)
-
-
-def _add_one_by_one(
-    prepared: _Prepared,
-    theta: Tensor,
-    records: tuple[Tensor, Tensor],
-    limit: float,
-    total: Tensor,
-) -> None:
-    """Add the same contributions, each from a batch without the others; a failing one adds 0.
-
-    Raises:
-        Exception: whatever fails without any private record, too.
-    """
-    size, own = prepared.check.rows[0], torch.zeros_like(total)
-    nobody = records[0][:0], records[1][:0]
-    prepared.engine.add_rows(theta, *prepared.filled(*nobody, size), limit, own, 0)
-    for record in zip(torch.split(records[0], 1), torch.split(records[1], 1), strict=True):
-        own.zero_()
-        try:
-            prepared.engine.add_rows(theta, *prepared.filled(*record, size), limit, own, 1)
-        except Exception as error:
-            kind = type(error).__name__  # its text may hold the record
-            _log.warning("a record adds nothing: the model or the loss raised %s", kind)
-        else:
-            total += own

@@ -54,8 +54,14 @@ class Piece(Protocol):
         """Which parameters, by number."""
         ...
 
-    def squared_norms(self) -> Tensor:
-        """[b] float64."""
+    def squared_norms(self, floor: float = 0.0) -> Tensor:
+        """[b] float64.
+
+        Args:
+            floor: where a gradient is a sum over positions that is never formed, this share of
+                (the sum of its terms' norms)^2 is added, so that a sum in which nearly everything
+                cancels is not scaled up with its rounding errors.
+        """
         ...
 
     def add_sum(self, factors: Tensor, parts: Parts) -> None:
@@ -112,7 +118,7 @@ class Rows:
         if is_near(self._blocks.numel()):
             self._blocks = self._blocks.double()  # else a part at a time
 
-    def squared_norms(self) -> Tensor:
+    def squared_norms(self, floor: float = 0.0) -> Tensor:
         """See `Piece`."""
         blocks, records, size = self._blocks.shape
         if self._blocks.dtype == torch.float64:
@@ -185,7 +191,7 @@ class Affine:
         self.indices = (weight,) if bias is None else (weight, bias)
         self._a, self._g = a.double(), g.double()
 
-    def squared_norms(self) -> Tensor:
+    def squared_norms(self, floor: float = 0.0) -> Tensor:
         """See `Piece`; |g (x) a| = |g| |a|."""
         a, g = _squared_lengths(self._a), _squared_lengths(self._g)
         return a.mul_(g) if len(self.indices) == 1 else torch.addcmul(g, g, a)
@@ -233,14 +239,14 @@ class Outer:
         a, g = [p._a.to(dtype) for p in every], [p._g.to(dtype) for p in every]
         return Outer(self.indices[0], torch.cat(a, dim=2), torch.cat(g, dim=2))
 
-    def squared_norms(self) -> Tensor:
+    def squared_norms(self, floor: float = 0.0) -> Tensor:
         """See `Piece`."""
         if not self._ghost:
-            return self._materialised().squared_norms()
+            return self._materialised().squared_norms(floor)
         self._a, self._g = self._a.double(), self._g.double()
         if self._a.shape[2] == 1:
             return (_squared_lengths(self._a) * _squared_lengths(self._g)).flatten(1).sum(1)
-        return _gram_norms(self._a, self._g)
+        return _gram_norms(self._a, self._g, floor)
 
     def add_sum(self, factors: Tensor, parts: Parts) -> None:
         """See `Piece`."""
@@ -279,7 +285,7 @@ class Outer:
         return self._rows
 
 
-def _gram_norms(a: Tensor, g: Tensor) -> Tensor:
+def _gram_norms(a: Tensor, g: Tensor, floor: float) -> Tensor:
     """Squared norms of sum_t g_t (x) a_t as sum_st <a_s, a_t> <g_s, g_t>, rounded up: [b].
 
     Source: Goodfellow 2015 for T = 1; Li et al. 2022 ("ghost clipping") for sequences.
@@ -289,7 +295,7 @@ def _gram_norms(a: Tensor, g: Tensor) -> Tensor:
     gram_a, gram_g = torch.bmm(a, a.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2))
     # |rounding| <= (k + m + 2T) u (sum_t |a_t| |g_t|)^2: products of k and m terms, then T by T
     lengths = (gram_a.diagonal(dim1=1, dim2=2) * gram_g.diagonal(dim1=1, dim2=2)).sqrt_()
-    share = (a.shape[2] + g.shape[2] + 2 * positions) * _ROUNDING
+    share = max(floor, (a.shape[2] + g.shape[2] + 2 * positions) * _ROUNDING)
     squares = gram_a.mul_(gram_g).sum(2).sum(1).clamp_(min=0.0)
     squares.add_(lengths.sum(1).square_(), alpha=share)
     return squares.view(records, -1).sum(1)
@@ -316,7 +322,7 @@ class Lookups:
             len(touched), g.shape[2], dtype=torch.float64, device=g.device
         ).index_add_(0, position.flatten(), g.double().flatten(0, 1))
 
-    def squared_norms(self) -> Tensor:
+    def squared_norms(self, floor: float = 0.0) -> Tensor:
         """See `Piece`."""
         squares = _squared_lengths(self._values)
         return squares.new_zeros(self._shape[0]).index_add_(0, self._record, squares)

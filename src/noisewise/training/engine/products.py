@@ -82,9 +82,9 @@ class Products:
         """Add the weighted sum that `stream` gave."""
         self._place(sums, parts[self.indices[0]])
 
-    def squared_norms(self) -> Tensor:
+    def squared_norms(self, floor: float = 0.0) -> Tensor:
         """See `Piece`."""
-        return self._all().squared_norms()
+        return self._all().squared_norms(floor)
 
     def add_sum(self, factors: Tensor, parts: Parts) -> None:
         """See `Piece`."""
