@@ -1,0 +1,220 @@
+"""The hostile audit: search for parameters at which one record moves a clipped sum by more than c.
+
+A server chooses the parameters. If a record's gradient depends on the other records of a batch only
+by rounding, it can choose them so that rounding decides about whole gradients: with two
+proportional rows in one layer, the next one computes a difference that is 0 in exact arithmetic and
+pure rounding in float32, and a branch (ReLU, say) turns its sign into a gradient or none. The search
+builds such parameters for the layers of any model, changes the best of them at random, and looks at
+what one record more does to the sum, for several numbers and orders of records.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from noisewise.checks import positive_number
+from noisewise.training.engine import make_engine
+from noisewise.training.gradients import GradientEngine, Loss
+from noisewise.training.parameters import ParameterLayout
+from noisewise.training.synthetic import RecordForm, synthetic_records
+
+__all__ = ["HostileResult", "hostile_search", "largest_change"]
+
+SIZES = (1, 3, 7, 15, 31, 35, 63, 131)
+"""Numbers of records to which one is added."""
+
+_CLIP = 1.0
+_PHYSICAL = 128
+
+
+@dataclass(frozen=True)
+class HostileResult:
+    """What the search found.
+
+    Attributes:
+        ratio: the largest change of a clipped sum by one record, divided by c.
+        trials: how many pairs of sums were compared.
+        above: how many of them differed by more than c.
+        records: the number of records, without the one more, at the largest change.
+    """
+
+    ratio: float
+    trials: int
+    above: int
+    records: int
+
+    @property
+    def violated(self) -> bool:
+        """Whether one record moved a sum by more than c."""
+        return self.ratio > 1.0
+
+
+def hostile_search(
+    model: nn.Module,
+    loss: Loss,
+    form: RecordForm,
+    *,
+    engine: GradientEngine | None = None,
+    seconds: float = 10.0,
+    seed: int = 0,
+) -> HostileResult:
+    """Search parameters and batches for the largest change by one record, on made-up records.
+
+    Args:
+        model: whose gradients are attacked.
+        loss: mean loss of a batch.
+        form: of the records.
+        engine: computes the clipped sums; by default that of a deployed client.
+        seconds: how long to search.
+        seed: of the search.
+    """
+    positive_number("seconds", seconds)
+    engine = engine or make_engine(model, loss)
+    layout = ParameterLayout.of(model)
+    start = layout.flatten(model)
+    records = synthetic_records(
+        form,
+        max(SIZES) + 64,
+        model,
+        lambda inputs, targets: engine.clipped_sum(start, inputs[:4], targets[:4], _CLIP),
+        start.device,
+        seed=seed + 1,
+    )
+    generator = torch.Generator().manual_seed(seed)
+    best: tuple[float, Tensor] = (0.0, start)
+    total = HostileResult(0.0, 0, 0, 0)
+    deadline = time.monotonic() + seconds
+    for theta in _candidates(layout, start, generator, lambda: best[1]):
+        found = largest_change(engine, theta, records, generator)
+        if found.ratio > best[0]:
+            best = found.ratio, theta
+        worse = found if found.ratio > total.ratio else total
+        total = HostileResult(
+            worse.ratio, total.trials + found.trials, total.above + found.above, worse.records
+        )
+        if time.monotonic() > deadline:
+            return total
+    raise AssertionError("candidates never end")
+
+
+def largest_change(
+    engine: GradientEngine,
+    theta: Tensor,
+    records: tuple[Tensor, Tensor],
+    generator: torch.Generator,
+) -> HostileResult:
+    """What one record more does to a clipped sum, for every number of `SIZES`, in units of c.
+
+    The record comes first, last or in the middle, and the others may change their order.
+    """
+    result = HostileResult(0.0, 0, 0, 0)
+    for size in SIZES:
+        order = torch.randperm(len(records[0]), generator=generator)
+        others, more = order[1 : size + 1], order[:1]
+        without = _sum(engine, theta, records, others)
+        place = int(torch.randint(size + 1, (), generator=generator))
+        for index in (
+            torch.cat([others, more]),
+            torch.cat([others[:place], more, others[place:]]).flip(0),
+        ):
+            ratio = float((_sum(engine, theta, records, index) - without).norm()) / _CLIP
+            larger = ratio > result.ratio
+            result = HostileResult(
+                ratio if larger else result.ratio,
+                result.trials + 1,
+                result.above + (ratio > 1.0),
+                size if larger else result.records,
+            )
+    return result
+
+
+def _sum(
+    engine: GradientEngine, theta: Tensor, records: tuple[Tensor, Tensor], index: Tensor
+) -> Tensor:
+    total = torch.zeros(len(theta), dtype=torch.float64, device=theta.device)
+    for part in torch.split(index, _PHYSICAL):
+        engine.add_clipped_sum(theta, records[0][part], records[1][part], _CLIP, total)
+    return total
+
+
+def _candidates(
+    layout: ParameterLayout,
+    start: Tensor,
+    generator: torch.Generator,
+    best: Callable[[], Tensor],
+) -> Iterator[Tensor]:
+    """Parameters to try, without end: new ones and changes of the best so far, in turn."""
+    while True:
+        yield _cancelling(layout, start, generator)
+        yield _cancelling(layout, start, generator)
+        yield _changed(best(), generator)
+
+
+def _cancelling(layout: ParameterLayout, start: Tensor, generator: torch.Generator) -> Tensor:
+    """Parameters with proportional rows in one layer whose difference the next one computes."""
+    theta = start.clone()
+    parts = layout.unflatten(theta)
+    matrices = [part for part in parts.values() if part.dim() > 1]
+    sparse = bool(torch.randint(2, (), generator=generator))
+    for part in parts.values():
+        if sparse:
+            part.zero_()
+        else:
+            part.mul_(2.0 ** _integer(-3, 4, generator))
+    pairs = [
+        (first, second)
+        for first, second in zip(matrices, matrices[1:], strict=False)
+        if first.shape[0] > 1 and second.shape[1] % first.shape[0] == 0
+    ]
+    if not pairs:
+        return theta
+    first, second = pairs[_integer(0, len(pairs), generator)]
+    half, run = first.shape[0] // 2, second.shape[1] // first.shape[0]
+    units = max(1, min(half, _integer(1, 5, generator)))
+    gain = 2.0 ** _integer(0, 8, generator)
+    factor = (3.0, 5.0, 7.0, 1.0)[_integer(0, 4, generator)]
+    for unit in range(units):
+        base = torch.randint(1, 2**20, first[0].shape, generator=generator).to(theta.dtype)
+        base *= 2.0 ** _integer(-14, -6, generator)
+        first[unit], first[unit + half] = base, factor * base
+        for row, sign in ((2 * unit, 1.0), (2 * unit + 1, -1.0)):
+            if row < second.shape[0]:
+                second[row] = 0.0
+                second[row, unit * run : (unit + 1) * run] = sign * factor * gain
+                second[row, (unit + half) * run : (unit + half + 1) * run] = -sign * gain
+    _read_out(matrices, second, generator)
+    return theta
+
+
+def _read_out(matrices: list[Tensor], second: Tensor, generator: torch.Generator) -> None:
+    """Let the layers behind ``second`` pass on what it computes."""
+    behind = [number for number, part in enumerate(matrices) if part is second]
+    for part in matrices[behind[0] + 1 :]:
+        small = 2.0 ** _integer(-6, 2, generator)
+        if not bool(part.any()):
+            rows = min(part.shape[0], part.shape[1])
+            part[0] = small
+            part.flatten(1)[range(rows), range(rows)] = small
+
+
+def _changed(theta: Tensor, generator: torch.Generator) -> Tensor:
+    """The same parameters with a few values zeroed, scaled or exchanged."""
+    theta = theta.clone()
+    kind = _integer(0, 3, generator)
+    index = torch.randint(len(theta), (max(1, len(theta) // 50),), generator=generator)
+    if kind == 0:
+        theta[index] = 0.0
+    elif kind == 1:
+        theta[index] *= 2.0 ** _integer(-4, 5, generator)
+    else:
+        theta *= 2.0 ** _integer(-2, 3, generator)
+    return theta
+
+
+def _integer(low: int, high: int, generator: torch.Generator) -> int:
+    return int(torch.randint(low, high, (), generator=generator))
