@@ -11,8 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from noisewise.data.datasets import Dataset
 from noisewise.data.examples import Examples, Scaling
-from noisewise.data.files import MAX_BYTES, SUFFIXES, read_arrays, read_csv
+from noisewise.data.files import MAX_BYTES, SUFFIXES, read_arrays
 from noisewise.data.partition import ClientData, hold_out
+from noisewise.data.tables import read_csv
 from noisewise.errors import InvalidValueError
 
 __all__ = [

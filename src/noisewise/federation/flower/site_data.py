@@ -18,7 +18,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from noisewise.data.examples import Examples
-from noisewise.data.files import SUFFIXES, read_arrays, read_csv
+from noisewise.data.files import SUFFIXES, read_arrays
+from noisewise.data.tables import read_csv
 from noisewise.errors import InvalidValueError
 from noisewise.training.local import TensorData
 
