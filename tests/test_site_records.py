@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from noisewise.errors import InvalidValueError
-from noisewise.federation.flower.site_data import read_records, sound_records
+from noisewise.federation.flower.site_data import inputs_and_targets, read_records, sound_records
 
 SHAPE, CLASSES = (2, 3), 4
 
@@ -68,12 +68,48 @@ def test_a_file_of_another_kind_is_still_an_error() -> None:
     for inputs, targets, words in (
         (x[:, :1], y, "records of shape"),
         (x, y[:-1], "one class for each"),
-        (x.astype(str), y, "must be numbers"),
-        (x, y.astype(str), "must be numbers"),
-        (np.float32(3), y, "shape"),
+        (x, y[:, None], "one class for each"),
+        (x, list(y[:-1]), "one class for each"),
+        (x.astype(complex), y, "of numbers"),
+        (x, y.astype("datetime64[s]"), "of numbers"),
+        (np.float32(3), y, "of numbers"),
+        (iter(x), y, "of numbers"),
     ):
         with pytest.raises(InvalidValueError, match=words):
             sound_records(inputs, targets, SHAPE, CLASSES, "data")
+
+
+def test_a_function_returns_a_pair_or_a_dataset() -> None:
+    x, y = arrays()
+    for pair in ((x, y), [x, y], list(zip([x, y], [1, 2], strict=True))):
+        assert len(inputs_and_targets(pair, "data.function")) == 2
+    for other in ((x,), [x, y, y], x[0, 0, 0], None, iter([x, y])):
+        with pytest.raises(InvalidValueError, match="a pair"):
+            inputs_and_targets(other, "data.function")
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (b"", "must be one of the columns"),
+        (b"\na,target\n", "must be one of the columns"),
+        (b"a,b\n", "must be one of the columns"),
+        (b"target,target\n", "must be one of the columns"),
+        (b'a,"target\n', "header in UTF-8"),
+        (b"a\xff,target\n", "header in UTF-8"),
+        (b"a,target\r1,0\r", "carriage return"),
+        ("a,target\n".encode("utf-16"), "header in UTF-8"),
+        (b"a,target" + b" " * (1 << 24), "at most"),
+    ],
+)
+def test_the_header_is_public_and_its_faults_are_errors(
+    header: bytes, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "table.csv"
+    path.write_bytes(header + b"1,0\n")
+    with pytest.raises(InvalidValueError, match=words) as caught:
+        read_records(path, "target", "data.file")
+    assert len(str(caught.value)) < 500
 
 
 def test_bad_lines_of_a_table_add_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from noisewise.checks import positive_number
 from noisewise.errors import InvalidValueError
 
-__all__ = ["Examples", "Scaling"]
+__all__ = ["Examples", "Scaling", "as_float32"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Scaling:
 
     def apply(self, inputs: NDArray[Any]) -> NDArray[np.float32]:
         """Return the scaled inputs [N, ...] as float32; the argument stays as it is."""
-        scaled = _unit(inputs)
+        scaled = as_float32(inputs)
         mean = np.asarray(self.mean, dtype=np.float32)
         std = np.asarray(self.std, dtype=np.float32)
         if len(self.mean) > 1:
@@ -55,9 +55,16 @@ class Scaling:
         return scaled
 
 
-def _unit(inputs: NDArray[Any]) -> NDArray[np.float32]:
-    """A float32 copy, with uint8 brought to [0, 1]."""
-    copy = np.array(inputs, dtype=np.float32)
+def as_float32(inputs: NDArray[Any]) -> NDArray[np.float32]:
+    """A float32 copy in C order, with uint8 divided by 255.
+
+    Each number is rounded as float64 first, so that whole numbers give the same bits in an array
+    of int64 as in one that a single fraction made float64.
+    """
+    wide = inputs.dtype.itemsize > 4 and inputs.dtype != np.float64
+    with np.errstate(over="ignore"):  # infinite beyond float32
+        exact = inputs.astype(np.float64) if wide else inputs
+        copy = np.array(exact, dtype=np.float32, order="C")
     if inputs.dtype == np.uint8:
         copy /= np.float32(255)
     return copy
@@ -114,5 +121,5 @@ class Examples:
 
     def arrays(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Return the scaled inputs as float32 and the targets, ready for a model."""
-        scaled = self.scaling.apply(self.inputs) if self.scaling else _unit(self.inputs)
+        scaled = self.scaling.apply(self.inputs) if self.scaling else as_float32(self.inputs)
         return scaled, np.array(self.targets)

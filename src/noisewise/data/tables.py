@@ -1,14 +1,14 @@
-"""Records in a CSV table: one line is one record, and a fault of a line concerns that line alone.
+r"""Records in a CSV table: one line is one record, and a fault of a line concerns that line alone.
 
 - The first line is the header: names of columns, in UTF-8, with or without a byte order mark.
-- Every other line is a record. A line ends with ``\\n`` or ``\\r\\n``, the last one also with the end
-  of the file. An empty line, or one of blanks only, is no record.
+- Every other line is a record. A line ends with ``\n`` or ``\r\n``, the last one also with the
+  end of the file. An empty line, or one of blanks only, is no record.
 - A line is parsed by itself. A quote never reaches into the next line. A carriage return elsewhere
-  than before ``\\n`` does not end a line.
+  than before ``\n`` does not end a line: it makes this line a bad one.
 - A cell is a decimal number in ASCII: digits, one point, a sign, an exponent, blanks around. The
   class is written in digits, or is one of the given names.
 - A line holds at most `CELL_BYTES` bytes for each column of the header. No more than that is ever
-  read into memory.
+  read into memory at once.
 """
 
 from __future__ import annotations

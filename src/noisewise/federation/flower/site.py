@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from noisewise.data.specs import ClientSpec
 from noisewise.errors import InvalidValueError
-from noisewise.federation.flower.site_data import read_records, sound_records
+from noisewise.federation.flower.site_data import (
+    inputs_and_targets,
+    read_records,
+    sound_records,
+)
 from noisewise.plugins import load_object
 from noisewise.privacy.accounting import DEFAULT_ACCOUNTANT
 from noisewise.privacy.budget import PrivacyBudget
@@ -49,6 +52,9 @@ class LedgerPart(_Strict):
 
 class DataPart(_Strict):
     """The records: a file with ``inputs`` and ``targets``, or a function that returns both.
+
+    The function takes no argument and returns a pair of arrays, a pair of lists, or a torch
+    ``Dataset``. In a list or a ``Dataset``, a bad record is left out alone.
 
     In a CSV file, ``target`` is the column with the class. ``held_out`` is a second file, with
     records that are not trained on; without it they are ``test_inputs`` and ``test_targets`` of
@@ -218,17 +224,16 @@ class Site:
         allowed = "must name a file, or data.file must hold test_inputs and test_targets"
         raise InvalidValueError("data.held_out", part.held_out, allowed)
 
-    def _sound(self, inputs: ArrayLike, targets: ArrayLike, field: str) -> TensorData:
+    def _sound(self, inputs: object, targets: object, field: str) -> TensorData:
         part = self.config.model
         return sound_records(inputs, targets, tuple(part.input_shape), part.classes, field)
 
 
-def _from_function(name: str) -> tuple[ArrayLike, ArrayLike]:
-    made = load_object(name, "data.function")
-    if not callable(made):
+def _from_function(name: str) -> tuple[Any, Any]:
+    function = load_object(name, "data.function")
+    if not callable(function):
         raise InvalidValueError("data.function", name, "must name a function")
-    inputs, targets = made()
-    return inputs, targets
+    return inputs_and_targets(function(), f"data.function: {name}()")
 
 
 def load_site(path: str | Path) -> Site:
