@@ -78,12 +78,38 @@ def test_check_says_what_a_round_costs_and_charges_nothing(tmp_path: Path) -> No
     for _ in range(2):
         done = CliRunner().invoke(app, ["flower", "check", str(site)])
         assert done.exit_code == 0, done.output
-        assert "2400 records" in done.output
+        assert "data.records = 2400 is exactly the number of records" in done.output
+        assert "for example 2500, and keep it" in done.output
         assert "spent 0." in done.output
+    text = site.read_text()
+    for declared, words in (
+        (2500, "2400 records that can be used, data.records = 2500: matches the plan."),
+        (2399, "data.records = 2399: matches the plan."),
+        (2100, "WARNING: 2400 records that can be used, but data.records = 2100: change one"),
+    ):
+        site.write_text(text.replace("records = 2400", f"records = {declared}"))
+        output = CliRunner().invoke(app, ["flower", "check", str(site)]).output
+        assert words in output
+        assert output.count("WARNING") == words.count("WARNING")
     Path(tmp_path / "site.ledger").unlink()
     assert isinstance(
         CliRunner().invoke(app, ["flower", "check", str(site)]).exception, LedgerError
     )
+
+
+def test_check_warns_of_a_weak_budget(tmp_path: Path) -> None:
+    write_app(tmp_path)
+    site = tmp_path / "site.toml"
+    text = site.read_text().replace("epsilon = 2.0", "epsilon = 30.0")
+    site.write_text(text.replace("delta = 1e-6", "delta = 0.01").replace("= 2400", "= 2500"))
+    np.savez(
+        tmp_path / "records.npz", inputs=np.zeros((2400, 1, 8, 8)), targets=np.arange(2400) % 9
+    )
+    Ledger.create(tmp_path / "site.ledger", PrivacyBudget(30.0, 0.01), "my-dataset")
+    output = CliRunner().invoke(app, ["flower", "check", str(site)]).output
+    assert "WARNING: epsilon = 30: practically no protection" in output
+    assert "WARNING: delta = 0.01 is not below 1/records = 1/2500" in output
+    assert output.count("WARNING") == 2
 
 
 def test_new_on_the_command_line(tmp_path: Path) -> None:

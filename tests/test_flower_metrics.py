@@ -239,7 +239,8 @@ def test_check_and_ledger_say_what_leaves_and_how_long_it_lasts(tmp_path: Path) 
     ask(site, 2)
     done = CliRunner().invoke(app, ["flower", "check", str(site)])
     assert done.exit_code == 0, done.output
-    assert "WARNING: 90 held-out records that can be used, 80 planned" in done.output
+    assert "WARNING: 90 held-out records that can be used, but metrics.records = 80" in done.output
+    assert "data.records = 60 is exactly the number of records" in done.output
     assert "at most 5 noised accuracies, each with noise of 19 %" in done.output
     assert "Left: 2 of 3 rounds." in done.output
     assert "Left: 3 of 5 noised accuracies." in done.output

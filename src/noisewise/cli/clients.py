@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from noisewise.cli.common import AsJson, Config, Set, app, overrides
+from noisewise.cli.common import AsJson, Config, Set, app, overrides, warn
 
 
 @app.command("plan")
@@ -32,6 +32,7 @@ def plan_command(
     """
     from noisewise.aggregation.policy import plan_noise
     from noisewise.data.specs import ClientSpec
+    from noisewise.privacy.budget import PrivacyBudget, budget_warnings
     from noisewise.privacy.plan import make_plan
     from noisewise.privacy.spending import epsilon_spent
 
@@ -47,6 +48,7 @@ def plan_command(
         "accountant": accountant,
         "update_noise_variance": plan_noise(plan, parameters, learning_rate),
     }
+    warn(budget_warnings(PrivacyBudget(epsilon, delta), examples))
     if as_json:
         typer.echo(json.dumps(answer))
         return

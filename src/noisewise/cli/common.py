@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ __all__ = [
     "output_folder",
     "overrides",
     "swept_values",
+    "warn",
     "words",
 ]
 
@@ -142,6 +144,12 @@ def _split(text: str) -> list[str]:
             continue
         pieces[-1] += letter
     return pieces
+
+
+def warn(warnings: Iterable[str]) -> None:
+    """Print warnings where they do not mix with an answer: to stderr, a line each."""
+    for warning in warnings:
+        typer.echo(f"WARNING: {warning}", err=True)
 
 
 def output_folder(output: Path | None, config: Path) -> Path:

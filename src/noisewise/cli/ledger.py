@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from noisewise.cli.common import AsJson, app
+from noisewise.cli.common import AsJson, app, warn
 from noisewise.errors import InvalidValueError
 
 ledger_app = typer.Typer(
@@ -35,16 +35,21 @@ def ledger_init_command(
     epsilon: Annotated[float, typer.Option(help="Promised to each record, for good.")],
     delta: Annotated[float, typer.Option(help="delta of the promise, far below 1 / records.")],
     accountant: Annotated[str, typer.Option(help="One of pld, rdp, moments.")] = "pld",
+    records: Annotated[
+        int | None, typer.Option(min=1, help="Declared number of records: checks delta; not kept.")
+    ] = None,
 ) -> None:
     """Make an empty ledger, once for each dataset. None is ever replaced.
 
     Example:
       noisewise ledger init ward7.ledger --dataset ward-7-2026 --epsilon 2 --delta 1e-6
     """
-    from noisewise.privacy.budget import PrivacyBudget
+    from noisewise.privacy.budget import PrivacyBudget, budget_warnings
     from noisewise.privacy.ledger import Ledger
 
-    Ledger.create(ledger, PrivacyBudget(epsilon, delta), dataset, accountant)
+    budget = PrivacyBudget(epsilon, delta)
+    Ledger.create(ledger, budget, dataset, accountant)
+    warn(budget_warnings(budget, records))
     typer.echo(
         f"{ledger}: epsilon {epsilon:g} at delta {delta:g} for each record of '{dataset}'. Keep "
         f"{ledger.name} and {ledger.name}-witness together, on a local disk."

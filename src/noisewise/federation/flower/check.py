@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from noisewise.federation.flower.site import Site
+from noisewise.privacy.budget import budget_warnings
 from noisewise.privacy.ledger import metrics_charge, training_charge
 
 __all__ = ["FAR", "check_site"]
@@ -19,7 +20,8 @@ def check_site(site: Site) -> str:
     """
     plan, part = site.plan, site.config.metrics
     lines = [
-        _records(len(site.data()), site.config.data.records, "records"),
+        *(f"WARNING: {text}" for text in budget_warnings(site.budget, site.config.data.records)),
+        _records(len(site.data()), site.config.data.records, "data.records", "records"),
         f"A round: {plan.steps_per_round} steps at q = {plan.sample_rate:.4g}, "
         f"z = {plan.noise_multiplier:.4g}, clipping norm {plan.clip_norm:g}; the budget is planned "
         f"for {plan.rounds} rounds.",
@@ -29,7 +31,7 @@ def check_site(site: Site) -> str:
         charges[metrics_charge(part.noise_multiplier)] = part.releases
         share = 100 * part.noise_multiplier / part.records
         lines += [
-            _records(len(site.held_out()), part.records, "held-out records"),
+            _records(len(site.held_out()), part.records, "metrics.records", "held-out records"),
             f"Metrics: at most {part.releases} noised accuracies, each with noise of {share:.2g} % "
             "(one standard deviation). Training has so much more noise that both fit.",
         ]
@@ -47,8 +49,35 @@ def check_site(site: Site) -> str:
     return "\n".join(lines)
 
 
-def _records(found: int, planned: int, what: str) -> str:
-    """A plan for another number of records keeps its promise, but trains or tells it badly."""
-    if abs(found - planned) <= FAR * planned:
-        return f"{found} {what}, {planned} planned: sound."
-    return f"WARNING: {found} {what} that can be used, {planned} planned: correct one of them."
+_FOLLOWS = {
+    "data.records": "Sampling rate, number of steps and noise follow from it, and a server can "
+    "estimate the noise of a reply",
+    "metrics.records": "The noised accuracy is divided by it",
+}
+
+
+def _records(found: int, declared: int, field: str, what: str) -> str:
+    """Compare a declared number of records with the true one.
+
+    A plan for another number keeps its promise, but trains or tells it badly. A plan for exactly
+    the true number looks as if the number had been counted: arXiv 2605.15648 breaks libraries whose
+    mechanism depends on the true number.
+    """
+    if found == declared:
+        return (
+            f"WARNING: {field} = {declared} is exactly the number of {what} that can be used. "
+            f"{_FOLLOWS[field]}. If the number is counted, it tells how many records there are; if "
+            "it is changed whenever a record comes or goes, one record changes the mechanism "
+            f"itself, and no noise hides that. Declare a rounded number, for example "
+            f"{_rounded(declared)}, and keep it."
+        )
+    if abs(found - declared) <= FAR * declared:
+        return f"{found} {what} that can be used, {field} = {declared}: matches the plan."
+    words = f"{found} {what} that can be used, but {field} = {declared}"
+    return f"WARNING: {words}: change one of the two."
+
+
+def _rounded(number: int) -> int:
+    """The next larger round number: two digits and zeros, or a multiple of 5."""
+    step = max(5, int(10 ** (len(str(number)) - 2)))
+    return (number // step + 1) * step
