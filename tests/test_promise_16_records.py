@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from noisewise.errors import InvalidValueError
 from noisewise.federation.flower.site_data import inputs_and_targets, read_records, sound_records
 from noisewise.training.local import TensorData
 
@@ -417,9 +418,17 @@ def test_no_records_at_all_have_the_same_form() -> None:
     for inputs, targets in (
         ([], []),
         (np.array([]), np.array([])),
-        (np.empty((0, COLUMNS)), np.empty((0, 1))),
+        (np.empty((0, COLUMNS)), np.empty(0, np.int8)),
         (np.array([], dtype=object), np.array([], dtype=str)),
     ):
         found = sound_records(inputs, targets, (COLUMNS,), CLASSES, "data")
         assert (tuple(found.inputs.shape), found.inputs.dtype) == ((0, COLUMNS), torch.float32)
         assert (tuple(found.targets.shape), found.targets.dtype) == ((0,), torch.int64)
+    for n in (0, 1):  # what is wrong with an array is so for any number of records
+        for inputs, targets in (
+            (np.empty((n, COLUMNS + 1)), np.empty(n)),
+            (np.empty((n, COLUMNS)), np.empty((n, 1))),
+            (np.empty((n, COLUMNS), complex), np.empty(n)),
+        ):
+            with pytest.raises(InvalidValueError):
+                sound_records(inputs, targets, (COLUMNS,), CLASSES, "data")

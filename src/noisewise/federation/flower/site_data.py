@@ -14,6 +14,7 @@ error: an npz or safetensors file is one container.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -129,15 +130,15 @@ def _by_record_or_array(values: object, field: str) -> Sequence[object] | NDArra
     if array.ndim == 0 or array.dtype.kind not in _NUMBERS + _BY_RECORD:
         what = f"{array.dtype}{list(array.shape)}"
         raise InvalidValueError(field, what, "must be an array [N, ...] of numbers, or a list")
-    return list(array) if array.dtype.kind in _BY_RECORD else array
+    if array.shape == (0,) or array.dtype.kind in _BY_RECORD:  # np.array([]) has no shape to check
+        return list(array)
+    return array
 
 
 def _read_inputs(
     values: Sequence[object] | NDArray[Any], shape: tuple[int, ...], field: str
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """Inputs [N, ...] and, for each record, whether all of its values are finite numbers."""
-    if len(values) == 0:  # an empty array has lost the shape of its records
-        return np.empty((0, *shape), dtype=np.float32), np.empty(0, dtype=np.bool_)
     if isinstance(values, np.ndarray):
         if values.shape[1:] != shape:
             what = f"records of shape {values.shape[1:]}"
@@ -151,19 +152,19 @@ def _read_inputs(
                 x[number] = as_float32(record)
     if isinstance(values, np.ndarray) and values.dtype.kind != "f":
         return x, np.ones(len(x), dtype=np.bool_)  # no whole number of 64 bits exceeds float32
-    return x, np.logical_and.reduce(np.isfinite(x).reshape(len(x), -1), axis=1)
+    return x, np.logical_and.reduce(np.isfinite(x).reshape(len(x), math.prod(shape)), axis=1)
 
 
 def _read_targets(
     values: Sequence[object] | NDArray[Any], n: int, classes: int, field: str
 ) -> NDArray[np.int64]:
     """The class of each record [N], -1 for one that does not exist."""
-    if len(values) != n or (isinstance(values, np.ndarray) and n > 0 and values.ndim != 1):
+    if len(values) != n or (isinstance(values, np.ndarray) and values.ndim != 1):
         shape = list(values.shape) if isinstance(values, np.ndarray) else [len(values)]
         allowed = f"must be one class for each of {n} inputs"
         raise InvalidValueError(f"{field}: targets", shape, allowed)
     if isinstance(values, np.ndarray):
-        return _classes(values.reshape(n), classes)
+        return _classes(values, classes)
     labels = np.full(n, -1, dtype=np.int64)
     for number, value in enumerate(values):
         label = _numbers(value, ())
