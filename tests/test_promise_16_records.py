@@ -6,6 +6,7 @@ import contextlib
 import csv
 import datetime
 import decimal
+import io
 import logging
 import random
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from noisewise.data import tables
 from noisewise.errors import InvalidValueError
 from noisewise.federation.flower.site_data import inputs_and_targets, read_records, sound_records
 from noisewise.training.local import TensorData
@@ -219,6 +221,18 @@ def test_blank_lines_are_no_records_and_a_table_may_be_empty(
         path.write_bytes(content)
         found = load_table(path)
         assert (tuple(found.inputs.shape), tuple(found.targets.shape)) == ((0, COLUMNS), (0,))
+
+
+def test_lines_and_their_limit_by_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading in pieces gives what splitting the whole file at its newlines would."""
+    monkeypatch.setattr(tables, "_SKIP_BYTES", 3)
+    rng = random.Random(5)
+    for _ in range(20_000):
+        limit, content = rng.randrange(1, 9), bytes(rng.choices(b"a\r\n,", k=rng.randrange(30)))
+        *ended, last = content.split(b"\n")
+        lines = [line.removesuffix(b"\r") for line in ended] + ([last] if last else [])
+        expected = [line if len(line) <= limit else None for line in lines]
+        assert list(tables._lines(io.BytesIO(content), limit)) == expected, (content, limit)
 
 
 def test_memory_for_a_line_is_bounded(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The budget, its accounting and the local plan that training and accounting share."""
 
 from noisewise.privacy.accounting import ACCOUNTANTS, DEFAULT_ACCOUNTANT, epsilon_of
-from noisewise.privacy.budget import PrivacyBudget, overall_guarantee
+from noisewise.privacy.budget import PrivacyBudget, budget_warnings, overall_guarantee
 from noisewise.privacy.calibration import Calibration, calibrate
 from noisewise.privacy.composition import composed_epsilon
 from noisewise.privacy.ledger import Ledger
@@ -15,6 +15,7 @@ __all__ = [
     "Ledger",
     "LocalPlan",
     "PrivacyBudget",
+    "budget_warnings",
     "calibrate",
     "composed_epsilon",
     "epsilon_of",
