@@ -124,7 +124,7 @@ class MetricsPart(_Strict):
     @model_validator(mode="after")
     def _worth_it(self) -> MetricsPart:
         if self.records < 4 * self.noise_multiplier:
-            raise ValueError("records must be at least 4 noise_multiplier, lest noise drown it")
+            raise ValueError("records must be at least 4 noise_multiplier: else noise dominates")
         return self
 
 
