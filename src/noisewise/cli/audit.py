@@ -23,6 +23,19 @@ def audit_command(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the figure and audit.json.")
     ] = None,
+    hostile: Annotated[
+        bool,
+        typer.Option("--hostile", help="Search for parameters at which rounding breaks clipping."),
+    ] = False,
+    site: Annotated[
+        Path | None, typer.Option(help="With --hostile: a site's file, whose model is attacked.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="With --hostile and no site: a model for 28 x 28 images.")
+    ] = "mlp",
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="With --hostile: how long each search takes.")
+    ] = 10.0,
     as_json: AsJson = False,
 ) -> None:
     """Hide known records in a client's data, and see whether its replies give them away.
@@ -30,9 +43,17 @@ def audit_command(
     The records go through the code of a deployed client: ledger, local DP-SGD with the operating
     system's randomness, sealed reply. Exit code 1 if the guesses disprove the claimed epsilon.
 
-    Example:
+    With --hostile, the audit instead plays a server that chooses the model's parameters, and looks
+    for ones at which one record more moves a sum of clipped gradients by more than the clipping
+    norm. Only made-up records are used. Exit code 1 if it finds any.
+
+    Examples:
       noisewise audit --output runs/audit
+      noisewise audit --hostile --site site.toml
     """
+    if hostile:
+        _hostile(site, model, seconds, as_json)
+        return
     from noisewise.federation.audit import run_audit
     from noisewise.federation.results import to_json
     from noisewise.report.audit import audit_figure, audit_text
@@ -53,6 +74,45 @@ def audit_command(
         png, *_ = save_figure(audit_figure(result), output, "audit")
         typer.echo(f"\nfigure: {png}", err=as_json)
     if result.violated:
+        raise typer.Exit(1)
+
+
+def _hostile(site_file: Path | None, model_name: str, seconds: float, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from noisewise.federation.flower.site import load_site
+    from noisewise.federation.hostile_audit import hostile_search
+    from noisewise.federation.results import to_json
+    from noisewise.report.audit import hostile_text
+    from noisewise.training.engine import make_engine
+    from noisewise.training.gradients import Loss
+    from noisewise.training.models import make_model
+    from noisewise.training.synthetic import RecordForm
+
+    loss: Loss
+    if site_file is not None:
+        site = load_site(site_file)
+        model, loss, form = site.model, site.loss, site.record_form
+        name = site.config.model.name
+    else:
+        torch.set_num_threads(1)
+        model, loss = make_model(model_name, (1, 28, 28), 10, seed=0), cross_entropy
+        form, name = RecordForm((1, 28, 28), torch.float32, (), torch.int64), model_name
+    deployed, simulated = (
+        hostile_search(
+            model, loss, form, engine=make_engine(model, loss, isolate=isolate), seconds=seconds
+        )
+        for isolate in (True, False)
+    )
+    if as_json:
+        both = {"deployed": asdict(deployed), "simulator": asdict(simulated)}
+        typer.echo(to_json({"model": name, **both, "violated": deployed.violated}))
+    else:
+        typer.echo(hostile_text(name, deployed, simulated))
+    if deployed.violated:
         raise typer.Exit(1)
 
 

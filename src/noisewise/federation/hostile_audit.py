@@ -3,16 +3,16 @@
 A server chooses the parameters. If a record's gradient depends on the other records of a batch only
 by rounding, it can choose them so that rounding decides about whole gradients: with two
 proportional rows in one layer, the next one computes a difference that is 0 in exact arithmetic and
-pure rounding in float32, and a branch (ReLU, say) turns its sign into a gradient or none. The search
-builds such parameters for the layers of any model, changes the best of them at random, and looks at
-what one record more does to the sum, for several numbers and orders of records.
+pure rounding in float32, and a branch (ReLU, say) turns its sign into a gradient or none. The
+search builds such parameters for the layers of any model, changes the best of them at random, and
+looks at what one record more does to the sum, for several numbers and orders of records.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -86,20 +86,18 @@ def hostile_search(
         seed=seed + 1,
     )
     generator = torch.Generator().manual_seed(seed)
-    best: tuple[float, Tensor] = (0.0, start)
-    total = HostileResult(0.0, 0, 0, 0)
+    best, total = start, HostileResult(0.0, 0, 0, 0)
     deadline = time.monotonic() + seconds
-    for theta in _candidates(layout, start, generator, lambda: best[1]):
+    for number in itertools.count():
+        change = number % 3 == 2
+        theta = _changed(best, generator) if change else _cancelling(layout, start, generator)
         found = largest_change(engine, theta, records, generator)
-        if found.ratio > best[0]:
-            best = found.ratio, theta
-        worse = found if found.ratio > total.ratio else total
-        total = HostileResult(
-            worse.ratio, total.trials + found.trials, total.above + found.above, worse.records
-        )
+        worst = found if found.ratio > total.ratio else total
+        best = theta if worst is found else best
+        total = replace(worst, trials=total.trials + found.trials, above=total.above + found.above)
         if time.monotonic() > deadline:
-            return total
-    raise AssertionError("candidates never end")
+            break
+    return total
 
 
 def largest_change(
@@ -142,19 +140,6 @@ def _sum(
     return total
 
 
-def _candidates(
-    layout: ParameterLayout,
-    start: Tensor,
-    generator: torch.Generator,
-    best: Callable[[], Tensor],
-) -> Iterator[Tensor]:
-    """Parameters to try, without end: new ones and changes of the best so far, in turn."""
-    while True:
-        yield _cancelling(layout, start, generator)
-        yield _cancelling(layout, start, generator)
-        yield _changed(best(), generator)
-
-
 def _cancelling(layout: ParameterLayout, start: Tensor, generator: torch.Generator) -> Tensor:
     """Parameters with proportional rows in one layer whose difference the next one computes."""
     theta = start.clone()
@@ -168,7 +153,7 @@ def _cancelling(layout: ParameterLayout, start: Tensor, generator: torch.Generat
             part.mul_(2.0 ** _integer(-3, 4, generator))
     pairs = [
         (first, second)
-        for first, second in zip(matrices, matrices[1:], strict=False)
+        for first, second in itertools.pairwise(matrices)
         if first.shape[0] > 1 and second.shape[1] % first.shape[0] == 0
     ]
     if not pairs:

@@ -7,9 +7,10 @@ from matplotlib.figure import Figure
 from scipy.stats import norm
 
 from noisewise.federation.audit import AuditResult
+from noisewise.federation.hostile_audit import HostileResult
 from noisewise.report.chart import new_axes
 
-__all__ = ["audit_figure", "audit_text"]
+__all__ = ["audit_figure", "audit_text", "hostile_text"]
 
 
 def audit_text(result: AuditResult) -> str:
@@ -34,6 +35,24 @@ def audit_text(result: AuditResult) -> str:
         else "consistent: nothing shows more than the claim allows"
     )
     return "\n".join([*lines, "", f"{verdict} ({result.runs} runs of {result.canaries} canaries)"])
+
+
+def hostile_text(model: str, deployed: HostileResult, simulator: HostileResult) -> str:
+    """What hostile parameters did to the sums of a deployed client and of a simulation."""
+    lines = [
+        f"parameters chosen by a hostile server, model {model}, made-up records",
+        "",
+        f"{'engine':<18} {'pairs of sums':>13} {'largest change / c':>19} {'above c':>8}",
+    ]
+    for name, result in (("deployed client", deployed), ("simulator", simulator)):
+        lines.append(f"{name:<18} {result.trials:>13} {result.ratio:>19.7f} {result.above:>8}")
+    verdict = (
+        "VIOLATED: one record moved a sum by more than the clipping norm c"
+        if deployed.violated
+        else "holds: no record moved a deployed client's sum by more than the clipping norm c"
+    )
+    note = "The simulator has no adversary, so its engine does not isolate records."
+    return "\n".join([*lines, "", verdict, note])
 
 
 def audit_figure(result: AuditResult) -> Figure:

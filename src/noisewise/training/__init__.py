@@ -1,6 +1,6 @@
 """Models, per-sample gradients and local DP-SGD."""
 
-from noisewise.training.engine import FastGradients, make_engine
+from noisewise.training.engine import FastGradients, IsolatedGradients, make_engine
 from noisewise.training.gradients import FunctionalGradients, GradientEngine, Loss
 from noisewise.training.local import LocalUpdate, TensorData, local_update
 from noisewise.training.models import make_model, model_names
@@ -10,6 +10,7 @@ __all__ = [
     "FastGradients",
     "FunctionalGradients",
     "GradientEngine",
+    "IsolatedGradients",
     "LocalUpdate",
     "Loss",
     "ParameterLayout",

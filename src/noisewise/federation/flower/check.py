@@ -5,6 +5,8 @@ from __future__ import annotations
 from noisewise.federation.flower.site import Site
 from noisewise.privacy.budget import budget_warnings
 from noisewise.privacy.ledger import metrics_charge, training_charge
+from noisewise.training.engine import IsolatedGradients
+from noisewise.training.parameters import ParameterLayout
 
 __all__ = ["FAR", "check_site"]
 
@@ -25,6 +27,7 @@ def check_site(site: Site) -> str:
         f"A round: {plan.steps_per_round} steps at q = {plan.sample_rate:.4g}, "
         f"z = {plan.noise_multiplier:.4g}, clipping norm {plan.clip_norm:g}; the budget is planned "
         f"for {plan.rounds} rounds.",
+        _isolation(site),
     ]
     charges = {training_charge(plan): site.rounds_allowed}
     if part is not None:
@@ -47,6 +50,18 @@ def check_site(site: Site) -> str:
     words = {"training": "rounds", "metrics": "noised accuracies"}
     lines += [f"Left: {left[c]} of {most} {words[c.purpose]}." for c, most in charges.items()]
     return "\n".join(lines)
+
+
+def _isolation(site: Site) -> str:
+    """Whether records can be trained in batches without changing each other's rounding."""
+    theta = ParameterLayout.of(site.model).flatten(site.model)
+    check = IsolatedGradients(site.model, site.loss).prepare(theta, site.record_form)
+    if check.rows == (1,):
+        return f"WARNING: records are trained one by one, which is slow: {check.reason}."
+    return (
+        f"Self-check: records do not change each other's rounding in {len(check.rows)} batch sizes "
+        f"from {check.rows[0]} to {check.rows[-1]}; no other size is used."
+    )
 
 
 _FOLLOWS = {
