@@ -72,6 +72,6 @@ class Isolation:
 
     def _filled(self, inputs: Tensor, targets: Tensor, size: int) -> tuple[Tensor, Tensor]:
         """The records and then fillers, in memory of their own: the layout never varies."""
-        rows = [value.repeat(size, *[1] * (value.dim() - 1)) for value in self.filler]
-        rows[0][: len(inputs)], rows[1][: len(targets)] = inputs, targets
-        return rows[0], rows[1]
+        missing = size - len(inputs)
+        x, y = (value.expand(missing, *value.shape[1:]) for value in self.filler)
+        return torch.cat([inputs.contiguous(), x]), torch.cat([targets.contiguous(), y])

@@ -40,8 +40,8 @@ from noisewise.training.operations import NoMasks, Pairs, draws_masks, has_no_ta
 
 __all__ = ["ROW_COUNTS", "RowCheck", "RowRunner", "check_rows"]
 
-ROW_COUNTS = (*range(4, 33, 4), *range(40, 65, 8), *range(80, 129, 16), *range(160, 257, 32))
-"""Batch sizes to try: at most one eighth of a batch is blank from 32 records on."""
+ROW_COUNTS = (*range(4, 33, 4), *range(40, 65, 8), *range(80, 257, 16))
+"""Batch sizes to try: from 32 records on, at most one fifth of a batch is filled up."""
 
 _REFERENCES = (32, 64, 16, 8, 4)
 _SECONDS = 20.0
@@ -218,6 +218,7 @@ def _key(pairs: Pairs, largest: int, about: str) -> str:
         torch.get_float32_matmul_precision(),
         torch.backends.mkldnn.enabled,
         _processor(),
+        ROW_COUNTS,
         settings,
         largest,
         about,

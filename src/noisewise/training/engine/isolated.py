@@ -94,6 +94,7 @@ class IsolatedGradients:
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         check_model(model)
         self.layout = ParameterLayout.of(model)
+        self._size = self.layout.size
         self._model, self._loss = model, loss
         self._by_form: dict[object, _Prepared] = {}
 
@@ -126,7 +127,8 @@ class IsolatedGradients:
         total: Tensor,
     ) -> None:
         """Add `clipped_sum` to ``total`` [p] float64."""
-        self.layout.unflatten(theta)  # raises the error that names the shapes
+        if theta.shape != (self._size,):
+            self.layout.unflatten(theta)  # raises the error that names the shapes
         if theta.data_ptr() % _ALIGNED:
             theta = theta.clone()
         prepared = self._prepared(theta, RecordForm.of(inputs, targets))
