@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from torch import nn
 
@@ -96,12 +96,17 @@ def context(**node_config: Any) -> Context:
 
 
 class LocalGrid(Grid):  # type: ignore[misc]
-    """Carries messages to functions in this process; the last node answers first."""
+    """Carries messages to functions in this process; the last node answers first.
+
+    Queries are kept apart from the messages of rounds. Whatever a node raises at a query becomes
+    an error reply, as Flower makes one where an app has no function for it.
+    """
 
     def __init__(self, nodes: Mapping[int, Answer]) -> None:
         self._nodes = dict(nodes)
         self._replies: dict[str, Message] = {}
         self.seen: list[Message] = []
+        self.queries: list[Message] = []
 
     def set_run(self, run: object) -> None: ...
 
@@ -116,17 +121,25 @@ class LocalGrid(Grid):  # type: ignore[misc]
         return list(self._nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        ids = []
-        for message in messages:
-            name = f"m{len(self.seen)}"
-            message.metadata.__dict__["_message_id"] = name
-            self.seen.append(message)
-            ids.append(name)
-        for message in reversed(self.seen[-len(ids) :]):
-            reply = self._nodes[message.metadata.dst_node_id](message)
+        sent = list(messages)
+        for message in sent:
+            query = message.metadata.message_type.startswith("query")
+            kept = self.queries if query else self.seen
+            message.metadata.__dict__["_message_id"] = f"{'q' if query else 'm'}{len(kept)}"
+            kept.append(message)
+        for message in reversed(sent):
+            reply = self._reply(message)
             if reply is not None:
                 self._replies[message.metadata.message_id] = reply
-        return ids
+        return [message.metadata.message_id for message in sent]
+
+    def _reply(self, message: Message) -> Message | None:
+        try:
+            return self._nodes[message.metadata.dst_node_id](message)
+        except Exception:
+            if not message.metadata.message_type.startswith("query"):
+                raise
+            return Message(Error(2, "the app raised an exception"), reply_to=message)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return [self._replies.pop(name) for name in message_ids if name in self._replies]

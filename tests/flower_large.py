@@ -41,7 +41,9 @@ def peak() -> float:
 if __name__ == "__main__":
     before, began = peak(), time.perf_counter()
     method = make_method("NoiseWise", {"server_steps": 1.0})
-    strategy = NoiseAware(method, learning_rate=0.1, folder=Path(sys.argv[1]))
+    strategy = NoiseAware(
+        method, learning_rate=0.1, folder=Path(sys.argv[1]), declaration_seconds=0
+    )
     grid = LateGrid({k: lambda message: None for k in range(1, CLIENTS + 1)})
     strategy.start(grid, ArrayRecord({"w": Array(np.zeros(SIZE, np.float32))}), 1)
     assert strategy.run is not None

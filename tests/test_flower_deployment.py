@@ -5,6 +5,7 @@ Slow: Flower starts a new Python process for every message, so a round takes hal
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import struct
@@ -104,6 +105,11 @@ def opt_in(site: Path) -> None:
     site.write_text(text + METRICS.format(noise=20.0, records=300, releases=1))
 
 
+def publish(site: Path) -> None:
+    """A site that declares its unit and budget."""
+    site.write_text(site.read_text() + "\n[declaration]\npublish = true\n")
+
+
 def statement(site: Path) -> Statement:
     with Ledger.inspect(site.parent / "site.ledger") as ledger:
         return ledger.statement()
@@ -185,6 +191,67 @@ def test_a_federation_learns_while_one_site_runs_dry_and_two_lie(tmp_path: Path)
     )  # fmt: skip
     assert report.returncode == 0, report.stderr
     assert (page / "report.html").exists()
+
+
+def noisewise(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "noisewise.cli", *words],
+        env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_declarations_a_second_run_and_a_run_without_any_update(tmp_path: Path) -> None:
+    """Budgets for one round: the second run gets stored replies, the third gets refusals."""
+    app = make_app(tmp_path, 3, 1)
+    for k in (0, 1):
+        publish(site_file(app, k))
+    outputs = {name: tmp_path / name for name in ("first", "second", "third")}
+    codes: list[int] = []
+    with Deployment(tmp_path / "processes") as there:
+        there.superlink()
+        for k in range(3):
+            there.supernode(f"node-{k}", f'site="{site_file(app, k)}"')
+        there.wait_for_nodes(3)
+        for name, output in outputs.items():
+            rate = 0.25 if name == "third" else RATE
+            there.run(name, app, config(app, output, num_rounds=1, learning_rate=rate))
+            codes.append(there.wait(name, 200))
+        runs = json.loads(there.flwr("list", "dep", "--format", "json"))["runs"]
+        third, site_log = there.log("third"), there.log("node-0")
+    # Two of three sites declare; the report repeats it as their claim.
+    first = load_run(outputs["first"])
+    budgets = [load_site(site_file(app, k)).budget for k in (0, 1)]
+    assert sorted((d.unit, d.epsilon, d.delta) for d in first.declarations.values()) == sorted(
+        ("record", budget.epsilon, budget.delta) for budget in budgets
+    )
+    shown = noisewise("flower", "status", str(outputs["first"]))
+    assert shown.returncode == 0, shown.stderr
+    assert "what sites declare (2 of 3 nodes)" in shown.stdout
+    lines = " ".join(shown.stdout.split())
+    assert lines.count("(unsigned; this server did not check it)") == 2
+    # The same instruction again: the same bytes, nothing charged.
+    models = [(outputs[name] / "model.safetensors").read_bytes() for name in ("first", "second")]
+    assert models[0] == models[1]
+    assert [len(statement(site_file(app, k)).entries) for k in range(3)] == [1, 1, 1]
+    assert "answered before" in site_log
+    # Another learning rate is another instruction, for which no budget is left.
+    run = load_run(outputs["third"])
+    assert (run.status, run.rounds_changed) == ("no_updates", 0)
+    assert len(run.declarations) == 2
+    assert not (outputs["third"] / "model.safetensors").exists()
+    assert "no round changed the model" in third
+    assert "3 sites (3 updates): gave no update (code 451)" in third
+    assert "budget does not allow" not in third  # the reason is in the site's log only
+    assert "budget does not allow" in site_log
+    print("exit codes of flwr run:", codes)
+    assert codes[:2] == [0, 0]
+    # Flower 1.41 ends the third with 0, too: what tells is the run's status.
+    assert sorted(entry["status"] for entry in runs) == [
+        "finished:completed", "finished:completed", "finished:failed",
+    ]  # fmt: skip
+    failed = noisewise("flower", "status", str(outputs["third"]))
+    assert failed.returncode == 1
+    assert "no updates" in failed.stdout
 
 
 def supervise(there: Deployment, app: Path, sites: range) -> None:
@@ -291,6 +358,7 @@ def test_what_the_server_sees_on_the_wire(tmp_path: Path) -> None:
     np.savez(site_file(app, 1).parent / "records.npz", **kept)  # one record less
     for old in site_file(app, 3).parent.glob("site.ledger*"):
         old.unlink()
+    publish(site_file(app, 2))
     with Deployment(tmp_path / "processes") as there:
         there.superlink()
         recorders = [Recorder(there.port) for _ in range(4)]
@@ -302,12 +370,14 @@ def test_what_the_server_sees_on_the_wire(tmp_path: Path) -> None:
         refusal = there.log("node-3")
     for recorder in recorders:
         recorder.close()
-    first, *others, refused = [pushed(recorder) for recorder in recorders]
+    first, second, declaring, refused = [pushed(recorder) for recorder in recorders]
     assert {kind: len(bodies) for kind, bodies in first.items()} == {
-        "Message": 1, "RecordDict": 1, "ArrayRecord": 1, "Array": 2, "ArrayChunk": 2,
+        "Message": 2, "RecordDict": 1, "ArrayRecord": 1, "Array": 2, "ArrayChunk": 2,
     }  # fmt: skip
-    for other in others:
-        assert other == first
+    assert second == first  # the refused question for a declaration, and the update
+    assert len(declaring.pop("ConfigRecord")) == 1
+    assert len(declaring.pop("RecordDict")) == 2
+    assert declaring == {kind: bodies for kind, bodies in first.items() if kind != "RecordDict"}
     assert b"ArrayChunk" not in recorders[3].sent
     assert set(refused) <= {"Message"}
     assert b"not taking part" in recorders[3].sent
@@ -317,6 +387,9 @@ def test_what_the_server_sees_on_the_wire(tmp_path: Path) -> None:
         numbers = (site.budget.epsilon, site.plan.noise_multiplier, site.plan.sample_rate)
         secrets = [struct.pack("<d", x) for x in numbers] + [repr(x).encode() for x in numbers[1:]]
         secrets += [b"epsilon", b"ledger", b"digits-", b"site-", b"site.toml", b"num-examples"]
+        if k == 2:  # it declares its epsilon, and no other number of its own
+            assert secrets[0] in recorder.sent
+            secrets = [one for one in secrets[1:] if one != b"epsilon"]
         assert not [secret for secret in secrets if secret in recorder.sent], k
         used = {request.path.rsplit("/", 1)[-1] for request in recorder.requests()}
         assert used <= ALLOWED_PATHS | {p for p in used if "heartbeat" in p}

@@ -8,6 +8,7 @@ __all__ = [
     "InvalidValueError",
     "LedgerError",
     "MissingExtraError",
+    "NoUpdatesError",
     "NoisewiseError",
     "SourceError",
     "UnsupportedModelError",
@@ -59,6 +60,10 @@ class UpdateError(NoisewiseError):
 
 class NoHonestUpdateError(UpdateError):
     """A guard refused every update of a round; the model stays as it was."""
+
+
+class NoUpdatesError(UpdateError):
+    """A server's run ended and no round changed the model: there is no trained model."""
 
 
 class SourceError(NoisewiseError):

@@ -49,14 +49,15 @@ def report_command(
     heading = title or (f"Report on {folders[0].resolve().name}" if len(folders) == 1 else "Report")
     page, *files = write_report(found.sets, home, title=heading, notes=found.notes)
     runs = [run for one in found.sets for run in one.results]
-    unfinished = sum(run.status == "unfinished" for run in runs)
-    diverged = sum(run.status == "diverged" for run in runs)
+    counts = {
+        status: sum(run.status == status for run in runs)
+        for status in ("unfinished", "diverged", "no_updates")
+    }
     if as_json:
-        counts = {"runs": len(runs), "unfinished": unfinished, "diverged": diverged}
-        typer.echo(to_json({"page": str(page), "files": [str(f) for f in files], **counts}))
+        told = {"page": str(page), "files": [str(f) for f in files], "runs": len(runs), **counts}
+        typer.echo(to_json(told))
         return
-    remarks = [
-        f"{n} {word}" for n, word in ((unfinished, "unfinished"), (diverged, "diverged")) if n
-    ]
+    words = {"no_updates": "without any update"}
+    remarks = [f"{n} {words.get(status, status)}" for status, n in counts.items() if n]
     count = f"{len(runs)} run" + "s" * (len(runs) != 1)
     typer.echo(count + (f" ({', '.join(remarks)})" if remarks else "") + f": {page}")

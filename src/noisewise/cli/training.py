@@ -58,6 +58,7 @@ def run_command(
     from noisewise.experiments.config import dump_config, load_config
     from noisewise.experiments.preflight import check_folder
     from noisewise.experiments.runner import Job, run
+    from noisewise.federation.causes import no_updates_text
     from noisewise.federation.results import to_json
     from noisewise.federation.timing import Stopwatch
     from noisewise.report.tables import as_text, method_rows
@@ -81,9 +82,12 @@ def run_command(
         typer.echo(report_timing(clock, folder) + "\n", err=as_json)
     if as_json:
         typer.echo(to_json(result.summary()))
-        return
-    typer.echo(as_text(method_rows([result])))
-    typer.echo(f"\nstatus: {result.status}; results in {folder}")
+    else:
+        typer.echo(as_text(method_rows([result])))
+        typer.echo(f"\nstatus: {result.status}; results in {folder}")
+    if result.status == "no_updates":
+        typer.echo(f"noisewise: {no_updates_text(result.rounds)}", err=True)
+        raise typer.Exit(1)
 
 
 @app.command("compare")

@@ -90,8 +90,9 @@ class Tracked:
             self._then(record)
 
     def end(self, result: RunResult) -> None:
-        """The run came to its end; a diverged one counts as failed."""
-        self.status = "FAILED" if result.status == "diverged" else "FINISHED"
+        """The run came to its end; one without a trained model counts as failed."""
+        failed = result.status in ("diverged", "no_updates")
+        self.status = "FAILED" if failed else "FINISHED"
 
 
 @contextmanager

@@ -127,10 +127,23 @@ class RunFolder:
         """Write what is known before the first round."""
         write_atomic(self.start_file, (to_json(summary, indent=1) + "\n").encode())
 
-    def finish(self, summary: Mapping[str, Any], theta: Tensor) -> None:
-        """Write the parameters, then the summary, whose presence says that the run is complete."""
-        model = save_tensors({"theta": theta.cpu().contiguous()})
-        write_atomic(self.path / "model.safetensors", model)
+    @property
+    def model_file(self) -> Path:
+        """The trained parameters, written when the run has ended."""
+        return self.path / "model.safetensors"
+
+    def finish(self, summary: Mapping[str, Any], theta: Tensor | None) -> None:
+        """Write the parameters, then the summary, whose presence says that the run has ended.
+
+        Args:
+            summary: of the run.
+            theta: [p]; None where no round changed the model, so that there is none to write.
+        """
+        if theta is None:
+            self.model_file.unlink(missing_ok=True)
+        else:
+            write_atomic(self.model_file, save_tensors({"theta": theta.cpu().contiguous()}))
+        self.records_file.touch()  # a run may end before its first round
         marked = {**summary, "fingerprint": self.fingerprint}
         write_atomic(self.result_file, (to_json(marked, indent=1) + "\n").encode())
 
@@ -178,6 +191,13 @@ class RunFolder:
             return snapshot, records
         self._length, self._digest = 0, hashlib.sha256()
         return None
+
+    def start_again(self) -> None:
+        """Forget all rounds: the next one is round 1."""
+        for file in reversed(self._checkpoints()):  # a crash in between leaves a sound older one
+            file.unlink()
+        self.records_file.unlink(missing_ok=True)
+        self._length, self._digest = 0, hashlib.sha256()
 
     def _file(self, number: int) -> Path:
         return self.path / "checkpoints" / f"round-{number:06d}.ckpt"

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from noisewise.errors import InvalidValueError
+from noisewise.federation.declaration import Declaration, read_declaration
 
 __all__ = [
     "AttackRow",
@@ -25,7 +26,7 @@ __all__ = [
     "to_json",
 ]
 
-Status = Literal["finished", "diverged", "budgets_spent", "unfinished"]
+Status = Literal["finished", "diverged", "budgets_spent", "no_updates", "unfinished"]
 
 # What reading JSON of another shape raises.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
@@ -144,6 +145,11 @@ class RoundRecord:
     noised_accuracy: Mapping[str, float] | None = None
 
     @property
+    def changed(self) -> bool:
+        """Whether the round's updates moved the model."""
+        return bool(self.weights)
+
+    @property
     def mean_noised_accuracy(self) -> float:
         """Mean over the sites that told; NaN where none did."""
         told = list((self.noised_accuracy or {}).values())
@@ -177,9 +183,10 @@ class RunResult:
     Attributes:
         method: its name.
         seed: of split, initial model, sampling and noise.
-        status: ``finished``, ``diverged`` (parameters or loss left the finite numbers) or
-            ``budgets_spent`` (nobody was left to take part); ``unfinished`` when it was read from
-            the folder of a run that has not ended.
+        status: ``finished``, ``diverged`` (parameters or loss became NaN or infinite),
+            ``budgets_spent`` (no client was left to take part), ``no_updates`` (the run ended and
+            no round changed the model: there is no trained model) or ``unfinished`` (the run has
+            not ended).
         rounds: the records, in order.
         clients: settings of each client by id: n_examples, batch_size, epsilon, delta, ...
         guarantee: overall (epsilon, delta) of the run, None without privacy.
@@ -204,6 +211,17 @@ class RunResult:
         Accuracy is then that of the server's own public records.
         """
         return bool(self.settings.get("deployed", False))
+
+    @property
+    def declarations(self) -> Mapping[str, Declaration]:
+        """What sites of a real federation declare, by client id; no server checked it."""
+        fields = {client: known.get("declared") for client, known in self.clients.items()}
+        return {client: read_declaration(told) for client, told in fields.items() if told}
+
+    @property
+    def rounds_changed(self) -> int:
+        """How many rounds changed the model."""
+        return sum(record.changed for record in self.rounds)
 
     @property
     def last_evaluated(self) -> RoundRecord | None:
@@ -278,6 +296,7 @@ class RunResult:
         whole = {k: v for k, v in asdict(self).items() if k != "rounds"}
         return whole | {
             "rounds_done": len(self.rounds),
+            "rounds_changed": self.rounds_changed,
             "accuracy": self.accuracy,
             "accuracy_spread": self.accuracy_spread,
             "smallest_client_accuracy": self.smallest_client_accuracy,

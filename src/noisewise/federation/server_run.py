@@ -12,7 +12,7 @@ import logging
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,11 @@ from noisewise.aggregation.methods import Method
 from noisewise.checks import positive_int
 from noisewise.errors import InvalidValueError, NoisewiseError
 from noisewise.federation.checkpoint import RunFolder, Snapshot
+from noisewise.federation.declaration import (
+    Declaration,
+    load_declarations,
+    save_declarations,
+)
 from noisewise.federation.identity import of_method
 from noisewise.federation.results import RoundRecord, RunResult, Status
 from noisewise.federation.server import ServerStep, server_step
@@ -44,6 +49,7 @@ Score = Callable[[Tensor], float | None]
 Survey = Callable[[Tensor], Mapping[str, float]]
 """(parameters [p]) -> the noised accuracy that sites tell, by client id."""
 
+_DECLARATIONS = "declarations.json"
 _log = logging.getLogger(__name__)
 
 
@@ -178,9 +184,15 @@ class ServerRun:
         self.method, self.rounds, self.seed = method, rounds, seed
         self._told, self._min = dict(told or {}), min_clients
         check_needs(method, self._told)
-        self._settings = {"rounds": rounds, "deployed": True, **(settings or {})}
+        self._settings = {
+            "rounds": rounds,
+            "deployed": True,
+            "noise_floor": getattr(getattr(method.aggregator, "guard", None), "floor", None),
+            **(settings or {}),
+        }
         self.snapshot, self.records = Snapshot(0, theta, {}, {}), list[RoundRecord]()
         self.status: Status = "unfinished"
+        self.declarations: dict[str, Declaration] = {}
         self._files = None
         if folder is not None:
             mark = hashlib.sha256(json.dumps([*of_method(method), identity]).encode())
@@ -194,18 +206,37 @@ class ServerRun:
 
     @property
     def ended(self) -> bool:
-        """Whether no round is left, or the model left the finite numbers."""
+        """Whether no round is left, or the model became NaN or infinite."""
         return self.snapshot.round >= self.rounds or self.status == "diverged"
 
     def _resume(self, theta: Tensor) -> None:
         assert self._files is not None
         resumed = self._files.resume()
-        if resumed is not None:
+        if resumed is not None and any(record.changed for record in resumed[1]):
             self.snapshot, self.records = resumed[0], list(resumed[1])
             _log.warning("%s: going on after round %d", self._files.path, self.snapshot.round)
+        elif resumed is not None:
+            # The same instruction as before: a site that answered it sends its stored reply.
+            self.snapshot = Snapshot(0, resumed[0].theta, {}, {})
+            self._files.start_again()
+            _log.warning(
+                "%s: none of its %d rounds changed the model: starting again with round 1",
+                self._files.path,
+                len(resumed[1]),
+            )
+        self.declarations = load_declarations(self._files.path / _DECLARATIONS)
         if not self.ended:
             self._files.result_file.unlink(missing_ok=True)
         self._files.begin(self.result().summary() | {"status": "unfinished"})
+
+    def note_declarations(self, declared: Mapping[str, Declaration]) -> None:
+        """Keep what sites declare, by client id. It is repeated in the result and never checked."""
+        if not declared:
+            return
+        self.declarations |= declared
+        if self._files:
+            save_declarations(self._files.path / _DECLARATIONS, self.declarations)
+            self._files.begin(self.result().summary() | {"status": "unfinished"})
 
     def play(
         self,
@@ -253,28 +284,42 @@ class ServerRun:
             _log.error("round %d: %s; the model stays as it was", waiting.round, error)
             return ServerStep(waiting, dropped=dict.fromkeys(known, str(error)), failure="refused")
 
+    @property
+    def changed(self) -> bool:
+        """Whether any round changed the model."""
+        return any(record.changed for record in self.records)
+
     def finish(self) -> RunResult:
-        """Write the model and the result."""
-        if self.status == "unfinished" and self.snapshot.round >= self.rounds:
+        """Write the result, and the model if any round changed it."""
+        if not self.changed:
+            self.status = "no_updates"
+        elif self.status == "unfinished" and self.snapshot.round >= self.rounds:
             self.status = "finished"
         result = self.result()
         if self._files:
-            self._files.finish(result.summary(), self.snapshot.released)
+            self._files.finish(result.summary(), self.snapshot.released if self.changed else None)
         return result
 
     def result(self) -> RunResult:
         """What is known so far."""
-        seen = sorted({c for r in self.records for c in (*r.weights, *r.dropped)})
+        seen = sorted(
+            {c for r in self.records for c in (*r.weights, *r.dropped)} | {*self.declarations}
+        )
         return RunResult(
             method=self.method.name,
             seed=self.seed,
             status=self.status,
             rounds=tuple(self.records),
-            clients={client: {"planned_epsilon": None, "epsilon": None} for client in seen},
+            clients={client: self._client(client) for client in seen},
             guarantee=None,
             settings=self._settings,
             needs=tuple(sorted(need.value for need in self.method.aggregator.needs)),
         )
+
+    def _client(self, client: str) -> dict[str, Any]:
+        """What the server knows about a site: no budget, at most what the site declares."""
+        declared = self.declarations.get(client)
+        return {"declared": None if declared is None else asdict(declared)}
 
     def _untold(self, clients: Iterable[str]) -> dict[str, str]:
         """Clients without which a declared need cannot be met, and which it is."""

@@ -92,7 +92,8 @@ def simulate(
         clock: told where the time of the rounds goes.
 
     Returns:
-        The records of all rounds. A run that diverges ends early with that status.
+        The records of all rounds. A run that diverges ends early with that status; one in which
+        no round changed the model has the status ``no_updates`` and writes no model.
     """
     check_model(model)
     if not callable(executor):
@@ -200,9 +201,11 @@ def _all_rounds(
         if outcome.diverged:
             status = "diverged"
             break
+    if status != "diverged" and not any(record.changed for record in records):
+        status = "no_updates"
     result = _result(federation, tuple(records), status)
     if files:
-        files.finish(result.summary(), snapshot.released)
+        files.finish(result.summary(), None if status == "no_updates" else snapshot.released)
     return result
 
 

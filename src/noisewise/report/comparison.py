@@ -14,9 +14,10 @@ from noisewise.report.deployment import noised_accuracy_chart, site_weights_char
 from noisewise.report.explain import explain
 from noisewise.report.figures import accuracy_chart, noise_chart, weights_chart
 from noisewise.report.page import Section, render_page
+from noisewise.report.server_view import server_views
 from noisewise.report.sources import RunSet, read_timings
 from noisewise.report.sweep import overview_chart, overview_csv, overview_table
-from noisewise.report.tables import as_csv, as_markdown, method_rows
+from noisewise.report.tables import as_csv, as_markdown, markdown, method_rows
 from noisewise.storage import write_atomic
 
 __all__ = ["charts_of", "write_comparison", "write_report"]
@@ -112,9 +113,17 @@ def _tables(results: Sequence[RunResult], charts: Sequence[Chart]) -> dict[str, 
     pictures = "\n\n".join(
         f"## {c.title}\n\n![{c.title}](figures/{c.name}.png)\n\n{c.caption}" for c in charts
     )
+    views = "\n\n".join(
+        f"## {name}\n\n{markdown(view.headings, view.rows)}" for name, view in server_views(results)
+    )
     summary = {"rows": [asdict(row) for row in rows], "runs": [r.summary() for r in results]}
     return {
-        "report.md": f"# Comparison\n\n{as_markdown(rows)}\n\n{explain(results)}\n\n{pictures}\n",
+        "report.md": "\n\n".join(
+            part
+            for part in ("# Comparison", as_markdown(rows), explain(results), views, pictures)
+            if part
+        )
+        + "\n",
         "table.csv": as_csv(rows),
         "summary.json": to_json(summary, indent=1) + "\n",
     }

@@ -93,9 +93,10 @@ def noised_accuracy_chart(results: Sequence[RunResult]) -> Chart | None:
     return Chart(
         "noised-accuracy",
         "Noised accuracy of sites",
-        f"What {len(clients)} of the sites chose to tell about records that they do not train on, "
-        "and its mean (line). These are not true accuracies: every value has noise that the site "
-        "added, so it can lie below 0 or above 100 %, and was charged to the site's ledger.",
+        f"What {len(clients)} of the sites sent when they were asked for a noised accuracy on "
+        "records that they do not train on, and its mean (line). These are not true accuracies: a "
+        "noisewise site adds noise, so a value can lie below 0 or above 100 %, and charges it to "
+        "its ledger. The server cannot check either.",
         figure,
         Table(("round", "mean [%]", *(f"site {client} [%]" for client in clients)), rows),
         {"mean": tuple(f"round {n}: {m:.1f} %" for n, m in zip(rounds, means, strict=True))},

@@ -21,7 +21,10 @@ _TOLD = {
 def explain(results: Sequence[RunResult]) -> str:
     """A few sentences: how different the noise is, who got the weight, and what came of it."""
     rows = {row.method: row for row in method_rows(results)}
-    paragraphs = [_noise_levels(results), _weights(results), _outcome(rows), _references(rows)]
+    # A server does not know the budgets of real sites, let alone whether they are the same.
+    start = "" if any(run.deployed for run in results) else "At the same budgets "
+    outcome = _outcome(rows, start)
+    paragraphs = [_noise_levels(results), _weights(results), outcome, _references(rows)]
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 
@@ -56,7 +59,7 @@ def _weights(results: Sequence[RunResult]) -> str:
     return "Weight that the noisier half of the clients gets:\n" + "\n".join(lines)
 
 
-def _outcome(rows: dict[str, MethodRow]) -> str:
+def _outcome(rows: dict[str, MethodRow], start: str) -> str:
     private = {m: r for m, r in rows.items() if m not in _REFERENCES and math.isfinite(r.accuracy)}
     if len(private) < 2:
         return ""
@@ -66,10 +69,9 @@ def _outcome(rows: dict[str, MethodRow]) -> str:
     spreads = [row.spread for row in (best, second) if math.isfinite(row.spread)]
     error = 100 * math.sqrt(sum(s * s for s in spreads) / max(best.seeds, 1)) if spreads else 0.0
     words = (
-        f"At the same budgets {best.method} ends {gap:.1f} points ahead of {second.method}, the "
-        "next best"
+        f"{start}{best.method} ends {gap:.1f} points ahead of {second.method}, the next best"
         if gap >= 0.05
-        else f"At the same budgets {best.method} and {second.method} end level"
+        else f"{start}{best.method} and {second.method} end level"
     )
     if gap >= 0.05 and spreads and gap <= error:
         words += f", which is within the standard error of {error:.1f} points: no winner"

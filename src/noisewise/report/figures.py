@@ -88,7 +88,8 @@ def accuracy_chart(results: Sequence[RunResult]) -> Chart:
             for r in rounds
         )
     axes.set_xlabel("round")
-    axes.set_ylabel("accuracy on held-out records [%]")
+    deployed = bool(results) and all(run.deployed for run in results)
+    axes.set_ylabel(f"accuracy on {'public' if deployed else 'held-out'} records [%]")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.01)
     label_ends(axes, ends, {method: look.text for method, look in looks.items()})
@@ -100,8 +101,8 @@ def accuracy_chart(results: Sequence[RunResult]) -> Chart:
         f"Mean over the clients of the accuracy on their held-out records{band}. Dashed lines are "
         "references: FedAvg has no privacy, Oracle knows the true noise."
     )
-    if results and all(run.deployed for run in results):
-        about = f"On the server's own public records{band}; no site tells its true accuracy."
+    if deployed:
+        about = f"On the server's own public records{band}."
     return Chart(
         "accuracy",
         "Accuracy over rounds",

@@ -13,16 +13,38 @@ from noisewise.federation.results import RunResult
 from noisewise.report.chart import Chart, Table, css_colours, inline_svg
 from noisewise.report.citation import PAPER, PAPER_BIBTEX, software_bibtex
 from noisewise.report.explain import explain
+from noisewise.report.server_view import NOT_CHECKED, server_views
 from noisewise.report.sources import RunSet
 from noisewise.report.tables import by_method, method_rows
 
-__all__ = ["Section", "disclosure_table", "final_table", "render_page", "run_table"]
+__all__ = [
+    "STATUS_WORDS",
+    "Section",
+    "disclosure_table",
+    "final_table",
+    "render_page",
+    "run_table",
+]
+
+STATUS_WORDS = {
+    "finished": "finished",
+    "diverged": "diverged: the model became NaN or infinite",
+    "budgets_spent": "ended early: all budgets were spent",
+    "no_updates": "no updates: no round changed the model, so there is no trained model",
+    "unfinished": "unfinished: run the same command again to resume",
+}
+"""How a run ended."""
 
 _TOLD = {
     "epsilon": "each client's privacy budget, as the client reports it",
     "n_examples": "each client's number of training records",
     "true_variance": "the true noise of each update, which no client should tell: only in "
     "simulations",
+}
+_ENTERED = {
+    "epsilon": "each site's epsilon, as the server's operator entered it (not checked)",
+    "n_examples": "each site's number of training records, as the server's operator entered it "
+    "(not checked)",
 }
 
 
@@ -59,13 +81,16 @@ def disclosure_table(results: Sequence[RunResult]) -> Table:
     """Who was told what: the disclosures that each method's server needs."""
     rows = []
     for method, runs in by_method(results).items():
-        needs = [_TOLD.get(need, need) for need in runs[0].needs]
+        known = _ENTERED if runs[0].deployed else _TOLD
+        needs = [known.get(need, need) for need in runs[0].needs]
         if any(record.noised_accuracy for run in runs for record in run.rounds):
             needs.append("a noised accuracy of the sites that chose to tell one")
+        if any(run.declarations for run in runs):
+            needs.append("the unit and budget of the sites that chose to declare them")
         told = "; ".join(needs) or "nothing beyond the updates"
         privacy = "each client's own budget"
         if runs[0].deployed:
-            privacy = "each site's own budget, which its ledger keeps and the server is not told"
+            privacy = NOT_CHECKED
         elif runs[0].guarantee is None:
             privacy = "none: updates carry no noise"
         elif any(c["planned_epsilon"] != c["epsilon"] for c in runs[0].clients.values()):
@@ -76,23 +101,24 @@ def disclosure_table(results: Sequence[RunResult]) -> Table:
 
 def run_table(results: Sequence[RunResult]) -> Table:
     """Every run: how far it came and how it ended."""
-    words = {
-        "finished": "finished",
-        "diverged": "diverged: the model left the finite numbers",
-        "budgets_spent": "ended early: all budgets were spent",
-        "unfinished": "unfinished: the same command goes on with it",
-    }
     rows = tuple(
         (
             run.method,
             str(run.seed),
-            words[run.status],
-            f"{len(run.rounds)} of {run.settings.get('rounds', '?')}",
+            STATUS_WORDS[run.status],
+            _rounds(run),
             f"{run.settings.get('learning_rate', float('nan')):g}",
         )
         for run in results
     )
     return Table(("method", "seed", "status", "rounds", "learning rate"), rows)
+
+
+def _rounds(run: RunResult) -> str:
+    """How many rounds were played, and how many of them did not change the model."""
+    played = f"{len(run.rounds)} of {run.settings.get('rounds', '?')}"
+    unchanged = len(run.rounds) - run.rounds_changed
+    return f"{played}; {unchanged} left the model as it was" if unchanged else played
 
 
 def _timing_tables(timings: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Table]]:
@@ -119,7 +145,7 @@ def _fallback_config(results: Sequence[RunResult]) -> str:
 
 def _content(section: Section, prefix: str) -> dict[str, Any]:
     results = section.runs.results
-    troubled = [r for r in results if r.status in ("unfinished", "diverged")]
+    troubled = [r for r in results if r.status in ("unfinished", "diverged", "no_updates")]
     return {
         "id": prefix,
         "name": section.runs.name,
@@ -127,6 +153,7 @@ def _content(section: Section, prefix: str) -> dict[str, Any]:
         "explanation": explain(results).split("\n\n"),
         "charts": [(chart, inline_svg(chart, prefix)) for chart in section.charts],
         "disclosures": disclosure_table(results),
+        "views": server_views(results),
         "runs": run_table(results),
         "warning": _warning(troubled, len(results)),
         "timings": _timing_tables(section.runs.timings),
@@ -139,6 +166,7 @@ def _warning(troubled: Sequence[RunResult], total: int) -> str:
     for status, words in (
         ("unfinished", "not finished: their figures are those of the rounds so far"),
         ("diverged", "diverged: their figures are those of the last evaluation before"),
+        ("no_updates", "without any update: no round changed the model, so there is none to use"),
     ):
         runs = [r for r in troubled if r.status == status]
         if runs:
@@ -177,6 +205,7 @@ def render_page(
         overview_svg=inline_svg(overview[0]) if overview else "",
         notes=notes,
         n_runs=len(runs),
+        n_deployed=sum(run.deployed for run in runs),
         n_clients=sorted({len(run.clients) for run in runs}),
         light=css_colours(dark=False),
         dark=css_colours(dark=True),

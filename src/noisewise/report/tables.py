@@ -12,7 +12,20 @@ import numpy as np
 
 from noisewise.federation.results import RunResult
 
-__all__ = ["MethodRow", "aligned", "as_csv", "as_markdown", "as_text", "by_method", "method_rows"]
+__all__ = [
+    "NOT_KNOWN",
+    "MethodRow",
+    "aligned",
+    "as_csv",
+    "as_markdown",
+    "as_text",
+    "by_method",
+    "markdown",
+    "method_rows",
+]
+
+NOT_KNOWN = "not known to the server"
+"""Of a real federation's epsilons: a server sees updates, not how they were made."""
 
 HEADINGS = (
     "method",
@@ -37,6 +50,7 @@ class MethodRow:
         largest_epsilon: spent by any client; inf without privacy.
         needs: what the server had to be told.
         diverged: how many runs diverged.
+        no_updates: in how many runs no round changed the model.
         unfinished: how many runs have not ended; they count with the rounds that they have.
         seed_numbers: which seeds.
         scores: accuracy under each of them.
@@ -55,6 +69,7 @@ class MethodRow:
     seed_numbers: tuple[int, ...] = ()
     scores: tuple[float, ...] = ()
     signal_share: float = math.nan
+    no_updates: int = 0
 
     @property
     def standard_error(self) -> float:
@@ -73,7 +88,11 @@ class MethodRow:
 
     def remarks(self) -> str:
         """What a reader must know about the runs before believing the mean."""
-        counts = {"diverged": self.diverged, "unfinished": self.unfinished}
+        counts = {
+            "diverged": self.diverged,
+            "without any update": self.no_updates,
+            "unfinished": self.unfinished,
+        }
         return ", ".join(f"{n} of {self.seeds} {word}" for word, n in counts.items() if n)
 
     def cells(self) -> tuple[str, ...]:
@@ -81,7 +100,7 @@ class MethodRow:
         noise = "no noise" if self.noise_ratio == 0 else f"{self.noise_ratio:.4g}"
         epsilon = "no limit" if math.isinf(self.largest_epsilon) else f"{self.largest_epsilon:.3g}"
         if math.isnan(self.largest_epsilon):
-            epsilon = "each site's own"
+            epsilon = NOT_KNOWN
         told = ", ".join(self.needs) or "nothing"
         return (
             self.method,
@@ -119,6 +138,7 @@ def method_rows(results: Sequence[RunResult]) -> tuple[MethodRow, ...]:
                 needs=runs[0].needs,
                 diverged=sum(run.status == "diverged" for run in runs),
                 unfinished=sum(run.status == "unfinished" for run in runs),
+                no_updates=sum(run.status == "no_updates" for run in runs),
                 seed_numbers=tuple(run.seed for run in runs),
                 scores=tuple(float(score) for score in scores),
                 signal_share=float(np.mean(shares)) if shares else math.nan,
@@ -146,9 +166,14 @@ def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def as_markdown(rows: Sequence[MethodRow]) -> str:
     """A Markdown table."""
-    lines = [" | ".join(HEADINGS), " | ".join(["---"] * len(HEADINGS))]
-    lines += [" | ".join(row.cells()) for row in rows]
-    return "\n".join(f"| {line} |" for line in lines)
+    return markdown(HEADINGS, [row.cells() for row in rows])
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Words in columns, as a Markdown table."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def as_csv(rows: Sequence[MethodRow]) -> str:

@@ -40,6 +40,13 @@ def check_site(site: Site) -> str:
         ]
     else:
         lines.append("No metrics: requests to evaluate are refused.")
+    declared = site.config.declaration
+    lines.append(
+        f"Declaration: servers that ask receive unit record, epsilon {site.budget.epsilon:g} and "
+        f"delta {site.budget.delta:g}."
+        if declared is not None and declared.publish
+        else "No declaration: servers that ask for unit and budget are refused."
+    )
     with site.open_ledger() as ledger:
         statement = ledger.statement()
         left = {charge: ledger.room(charge, at_most=most) for charge, most in charges.items()}

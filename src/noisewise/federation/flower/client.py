@@ -20,6 +20,7 @@ from torch import Tensor
 
 from noisewise.errors import InvalidValueError, NoisewiseError
 from noisewise.federation.flower.check import FAR
+from noisewise.federation.flower.declaration import ACTION, declaration_content
 from noisewise.federation.flower.instruction import Instruction, read_instruction
 from noisewise.federation.flower.metrics import noised_accuracy_content
 from noisewise.federation.flower.records import to_record
@@ -60,6 +61,11 @@ def make_client_app(site: str | Path | None = None) -> ClientApp:
     @app.evaluate()  # type: ignore[untyped-decorator, unused-ignore]
     def evaluate(message: Message, context: Context) -> Message:
         return answer(message, lambda: read(context), noised_accuracy_content)
+
+    @app.query(ACTION)  # type: ignore[untyped-decorator, unused-ignore]
+    def declare(message: Message, context: Context) -> Message:
+        made = declaration_content(lambda: read(context), message.content)
+        return _refusal(message) if made is None else Message(made, reply_to=message)
 
     @app.query()  # type: ignore[untyped-decorator, unused-ignore]
     def query(message: Message, context: Context) -> Message:

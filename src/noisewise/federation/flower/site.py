@@ -128,6 +128,15 @@ class MetricsPart(_Strict):
         return self
 
 
+class DeclarationPart(_Strict):
+    """Whether servers that ask receive the unit and the budget; without this part they do not.
+
+    ``publish = true`` sends "record", epsilon and delta, as ``[budget]`` has them. It is unsigned.
+    """
+
+    publish: bool
+
+
 class LimitsPart(_Strict):
     """What a server may ask for.
 
@@ -156,6 +165,7 @@ class SiteConfig(_Strict):
     training: TrainingPart
     limits: LimitsPart
     metrics: MetricsPart | None = None
+    declaration: DeclarationPart | None = None
 
 
 @dataclass(frozen=True)

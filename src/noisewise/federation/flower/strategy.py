@@ -22,9 +22,11 @@ from torch import Tensor
 
 from noisewise.aggregation.base import Aggregator, Disclosure
 from noisewise.aggregation.methods import Method, make_method
-from noisewise.checks import fraction, positive_int, positive_number
+from noisewise.checks import fraction, non_negative_number, positive_int, positive_number
 from noisewise.errors import InvalidValueError, UpdateError
 from noisewise.federation.checkpoint import alone_in
+from noisewise.federation.flower.declaration import declaration_questions, read_declarations
+from noisewise.federation.flower.ending import closing_on_error, end_run
 from noisewise.federation.flower.records import layout_of, read_theta, to_record
 from noisewise.federation.flower.replies import (
     ARRAYS,
@@ -67,6 +69,9 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         failures_allowed: so many rounds in a row may leave the model as it was.
         poll_seconds: between questions for replies.
         seed: of the choice of clients.
+        declaration_seconds: how long to wait, before a site's first round, for the unit and budget
+            that it declares if its people have opted in; the report repeats them as the site's
+            claim. At most ``round_seconds``; 0 asks nobody.
         evaluate_every: after so many rounds each, ask the round's clients for a noised accuracy of
             the new model. Sites answer if their people have opted in; it costs them budget. 0 asks
             nobody.
@@ -90,6 +95,7 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         poll_seconds: float = 1.0,
         seed: int = 0,
         evaluate_every: int = 0,
+        declaration_seconds: float = 120.0,
     ) -> None:
         self.method = with_unforeseen_samples(_as_method(method))
         self._told = {n: {str(k): v for k, v in by.items()} for n, by in (told or {}).items()}
@@ -108,6 +114,8 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         self.folder = None if folder is None else Path(folder)
         self.seed = seed
         self.evaluate_every = evaluate_every and positive_int("evaluate_every", evaluate_every)
+        self.declaration_seconds = non_negative_number("declaration_seconds", declaration_seconds)
+        self._asked_to_declare: set[int] = set()
         self.run: ServerRun | None = None
         self._layout: ParameterLayout | None = None
         self._asked: dict[int, Message] = {}
@@ -138,7 +146,10 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         Raises:
             InvalidValueError: another process plays the run of this folder, or a config is not
                 empty.
-            UpdateError: too few clients connected, or too many rounds in a row failed.
+            NoUpdatesError: no round changed the model. The folder's status is ``no_updates``, and
+                it holds no model. Flower marks the run as failed.
+            UpdateError: too few clients connected, or too many rounds in a row failed; the same
+                call resumes the run.
         """
         for name, config in (("train_config", train_config), ("evaluate_config", evaluate_config)):
             if config:
@@ -159,20 +170,18 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         while not run.ended:
             number = run.snapshot.round + 1
             arrays = to_record(self._layout, run.snapshot.theta)
-            messages = self.configure_train(number, arrays, ConfigRecord(), grid)
+            with closing_on_error(run):
+                messages = self.configure_train(number, arrays, ConfigRecord(), grid)
+            self._ask_to_declare(grid, run, seconds)
             replies = self._replies(grid, list(messages), seconds)
             survey = self._survey(grid, number, seconds)
             changed, _ = self._close_round(number, replies, evaluate_fn, survey)
             result.arrays = to_record(self._layout, run.snapshot.released)
             self._note(result, number)
             failed = 0 if changed is not None else failed + 1
-            if failed > self.failures_allowed:
-                run.finish()
-                raise UpdateError(
-                    f"{failed} rounds in a row without an update that could be used; why a site "
-                    "does not take part stands in its own log"
-                )
-        run.finish()
+            if failed > self.failures_allowed and not run.ended:
+                break
+        end_run(run, failed)
         return result
 
     def _begin(self, initial: ArrayRecord, rounds: int) -> ServerRun:
@@ -260,7 +269,7 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         """One line about the run."""
         needs = ", ".join(sorted(n.value for n in self.method.aggregator.needs)) or "nothing"
         _log.info(
-            "%s; sites tell the server %s; at least %d clients; learning rate %g; results in %s",
+            "%s, which needs to be told %s; at least %d clients; learning rate %g; results in %s",
             self.method.name,
             needs,
             self.min_clients,
@@ -308,6 +317,17 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
                     yield node, found[0]
             if waiting:
                 time.sleep(min(self.poll_seconds, max(0.0, ends - time.monotonic())))
+
+    def _ask_to_declare(self, grid: Grid, run: ServerRun, seconds: float) -> None:
+        """Ask the round's nodes that were never asked, and whose declaration is not stored."""
+        new = [node for node in self._asked if node not in self._asked_to_declare]
+        nodes = [node for node in new if str(node) not in run.declarations]
+        if not nodes or not self.declaration_seconds:
+            return
+        self._asked_to_declare.update(nodes)
+        questions = declaration_questions(nodes)
+        replies = self._replies(grid, questions, min(self.declaration_seconds, seconds))
+        run.note_declarations(read_declarations(replies, nodes))
 
     def _close_round(
         self,

@@ -1,0 +1,86 @@
+"""A real federation as its server saw it, and what its sites declare: tables without a promise.
+
+A server sees which nodes answered and what they sent. It cannot see how an update was made, so
+nothing here says anything about privacy, except as the claim of the site that made it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from noisewise.federation.causes import causes_of
+from noisewise.federation.results import RunResult
+from noisewise.report.chart import Table
+
+__all__ = ["NOT_CHECKED", "declaration_table", "seen_table", "server_views"]
+
+NOT_CHECKED = "not checked: a server sees updates, not how they were made"
+_CLAIM = "unsigned; this server did not check it"
+
+
+def server_views(results: Sequence[RunResult]) -> list[tuple[str, Table]]:
+    """A heading and a table for each real run, then one for what its sites declare."""
+    views = []
+    for run in results:
+        if run.deployed:
+            name = f"{run.method}, seed {run.seed}"
+            views.append((f"{name}: what the server saw", seen_table(run)))
+            if (declared := declaration_table(run)) is not None:
+                n, known = len(run.clients), len(run.declarations)
+                count = f"{known} of {n} nodes" if known < n else f"all {n} nodes"
+                views.append((f"{name}: what sites declare ({count})", declared))
+    return views
+
+
+def seen_table(run: RunResult) -> Table:
+    """What the server of a real federation saw."""
+    asked = {client for record in run.rounds for client in (*record.weights, *record.dropped)}
+    used = {c for record in run.rounds for c in record.weights if c not in record.dropped}
+    n_used = sum(len(record.weights.keys() - record.dropped.keys()) for record in run.rounds)
+    n_dropped = sum(len(record.dropped) for record in run.rounds)
+    planned = run.settings.get("rounds", "?")
+    rows = [
+        (
+            "rounds",
+            f"{len(run.rounds)} of {planned} played; {run.rounds_changed} changed the model",
+        ),
+        ("nodes", f"{len(asked)} asked; {len(used)} sent at least one update that was used"),
+        ("updates", f"{n_used} used, {n_dropped} not used"),
+        *(("not used", cause.text()) for cause in causes_of(run.rounds)),
+        ("noise floor", _floor(run)),
+        ("estimated noise", _noise(run)),
+        ("privacy of the updates", NOT_CHECKED),
+    ]
+    return Table(("quantity", "seen by the server"), tuple(rows))
+
+
+def _floor(run: RunResult) -> str:
+    floor = run.settings.get("noise_floor")
+    if floor is None:
+        return "none: this server accepted updates without any noise, too"
+    return f"{floor:.4g}: the guard dropped updates with less noise energy"
+
+
+def _noise(run: RunResult) -> str:
+    last = next((record for record in reversed(run.rounds) if record.noise_estimate), None)
+    values = [v for v in (last.noise_estimate or {}).values() if math.isfinite(v)] if last else []
+    if last is None or not values:
+        return "none made"
+    spread = f"{min(values):.3g} to {max(values):.3g}" if len(values) > 1 else f"{values[0]:.3g}"
+    return (
+        f"energy {spread} for each update (round {last.round}). An estimate from the updates; it "
+        "proves no privacy"
+    )
+
+
+def declaration_table(run: RunResult) -> Table | None:
+    """What each site claims about its budget; None without any declaration."""
+    rows = tuple(
+        (
+            client,
+            f"unit {told.unit}, epsilon {told.epsilon:g}, delta {told.delta:g} ({_CLAIM})",
+        )
+        for client, told in sorted(run.declarations.items())
+    )
+    return Table(("site", "declaration"), rows) if rows else None
