@@ -32,7 +32,7 @@ from flwr.clientapp import ClientApp  # noqa: E402
 from noisewise.cli import app  # noqa: E402
 from noisewise.data import load_dataset  # noqa: E402
 from noisewise.errors import InvalidValueError  # noqa: E402
-from noisewise.federation.declaration import Declaration, read_declaration  # noqa: E402
+from noisewise.federation.claims import Declaration, read_declaration  # noqa: E402
 from noisewise.federation.flower.client import NOT_TAKING_PART, make_client_app  # noqa: E402
 from noisewise.federation.flower.site import load_site  # noqa: E402
 from noisewise.federation.flower.strategy import NoiseAware  # noqa: E402

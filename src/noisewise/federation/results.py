@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from noisewise.errors import InvalidValueError
-from noisewise.federation.declaration import Declaration, read_declaration
+from noisewise.federation.claims import Declaration, read_declaration
 
 __all__ = [
     "AttackRow",

@@ -26,7 +26,7 @@ from noisewise.aggregation.methods import Method
 from noisewise.checks import positive_int
 from noisewise.errors import InvalidValueError, NoisewiseError
 from noisewise.federation.checkpoint import RunFolder, Snapshot
-from noisewise.federation.declaration import (
+from noisewise.federation.claims import (
     Declaration,
     load_declarations,
     save_declarations,

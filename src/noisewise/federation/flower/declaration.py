@@ -13,7 +13,7 @@ from dataclasses import asdict
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from noisewise.errors import InvalidValueError, NoisewiseError
-from noisewise.federation.declaration import UNITS, Declaration, read_declaration
+from noisewise.federation.claims import UNITS, Declaration, read_declaration
 from noisewise.federation.flower.site import Site
 
 __all__ = [
