@@ -29,6 +29,8 @@ from flwr.app import (  # noqa: E402
 )
 from flwr.clientapp import ClientApp  # noqa: E402
 
+from noisewise.aggregation.methods import make_method  # noqa: E402
+from noisewise.aggregation.policy import noise_floor  # noqa: E402
 from noisewise.cli import app  # noqa: E402
 from noisewise.data import load_dataset  # noqa: E402
 from noisewise.errors import InvalidValueError  # noqa: E402
@@ -376,6 +378,32 @@ def test_a_server_can_leave_the_question_out(tmp_path: Path) -> None:
     assert not load_run(tmp_path / "run").declarations
     with pytest.raises(InvalidValueError, match="declaration_seconds"):
         NoiseAware("RobustHDP", learning_rate=RATE, declaration_seconds=-1)
+
+
+def test_an_update_that_the_guard_refused_is_not_counted_as_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = make_client_app()
+    sites = {k: make_site(tmp_path / str(k), k, records=60) for k in (1, 2, 3)}
+    nodes = {k: node(client, site=str(site)) for k, site in sites.items()}
+
+    def quiet(message: Message) -> Message:
+        shapes = {name: array.shape for name, array in message.content["arrays"].items()}
+        tiny = {name: Array(np.full(shape, 1e-6, np.float32)) for name, shape in shapes.items()}
+        return Message(RecordDict({"delta": ArrayRecord(tiny)}), reply_to=message)
+
+    plans = [load_site(site).plan for site in sites.values()]
+    floor = noise_floor(plans, 650, RATE, normalised=False)
+    strategy = NoiseAware(
+        make_method("RobustHDP").guarded(floor, 1), learning_rate=RATE, folder=tmp_path / "run"
+    )
+    with caplog.at_level("INFO"):
+        strategy.start(LocalGrid(nodes | {4: quiet}), start_arrays(), 1)
+    assert "round 1: 3 updates used, 1 not" in caplog.text
+    text = report_texts(tmp_path / "run", tmp_path / "page")["report.md"]
+    assert "4 asked; 3 sent at least one update that was used" in text
+    assert "3 used, 1 not used" in text
+    assert f"{floor:.4g}: the guard dropped updates with less noise energy" in text
 
 
 def test_check_says_what_servers_are_told(tmp_path: Path) -> None:

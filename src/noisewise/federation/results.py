@@ -145,6 +145,11 @@ class RoundRecord:
     noised_accuracy: Mapping[str, float] | None = None
 
     @property
+    def used(self) -> frozenset[str]:
+        """Clients whose updates were used; a guard's refusals have a weight of 0."""
+        return frozenset(self.weights) - frozenset(self.dropped)
+
+    @property
     def changed(self) -> bool:
         """Whether the round's updates moved the model."""
         return bool(self.weights)

@@ -29,7 +29,7 @@ def site_weights_chart(results: Sequence[RunResult]) -> Chart | None:
     looks = method_looks(clients)
     ends, tips = {}, {}
     for number, client in enumerate(clients):
-        used = [r for r in run.rounds if client in r.weights and client not in r.dropped]
+        used = [r for r in run.rounds if client in r.used]
         if not used:
             continue
         rounds = [r.round for r in used]
@@ -49,7 +49,7 @@ def site_weights_chart(results: Sequence[RunResult]) -> Chart | None:
     rows = tuple(
         (str(record.round), *(_cell(record, client) for client in clients)) for record in run.rounds
     )
-    used_in = np.mean([len(r.weights) for r in run.rounds])
+    used_in = np.mean([len(r.used) for r in run.rounds])
     return Chart(
         "site-weights",
         "Whose update counts",

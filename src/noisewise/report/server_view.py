@@ -36,8 +36,8 @@ def server_views(results: Sequence[RunResult]) -> list[tuple[str, Table]]:
 def seen_table(run: RunResult) -> Table:
     """What the server of a real federation saw."""
     asked = {client for record in run.rounds for client in (*record.weights, *record.dropped)}
-    used = {c for record in run.rounds for c in record.weights if c not in record.dropped}
-    n_used = sum(len(record.weights.keys() - record.dropped.keys()) for record in run.rounds)
+    used = {client for record in run.rounds for client in record.used}
+    n_used = sum(len(record.used) for record in run.rounds)
     n_dropped = sum(len(record.dropped) for record in run.rounds)
     planned = run.settings.get("rounds", "?")
     rows = [

@@ -215,7 +215,7 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         _log.info(
             "round %d: %d updates used, %d not; accuracy on public records %s%s",
             number,
-            len(record.weights),
+            len(record.used),
             len(record.dropped),
             f"{100 * score:.1f} %" if math.isfinite(score) else "not measured",
             f"; noised accuracy of sites {100 * told:.1f} %" if math.isfinite(told) else "",
