@@ -102,7 +102,7 @@ def read_declarations(
 
 def _read(reply: Message | str) -> Declaration | None:
     """The declaration of a reply; None if the node gave no answer."""
-    if isinstance(reply, str) or reply.has_error():
+    if not isinstance(reply, Message) or reply.has_error():
         return None
     content = reply.content
     if [*content] != [RECORD] or [*content.config_records] != [RECORD]:
