@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Context, Error, Message, RecordDict
+from federation_helpers import small_model
+from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from torch import nn
 
@@ -149,6 +150,26 @@ class LocalGrid(Grid):  # type: ignore[misc]
     ) -> Iterable[Message]:
         ids = list(self.push_messages(messages))
         return list(reversed(list(self.pull_messages(ids))))
+
+
+def start_arrays() -> ArrayRecord:
+    return ArrayRecord(dict(small_model().named_parameters()))
+
+
+def honest(scale: float = 0.01, seed: int = 0) -> Any:
+    """A client that sends noise, keyed by node and round."""
+
+    def answer(message: Message) -> Message:
+        arrays = message.content["arrays"]
+        key = [seed, message.metadata.dst_node_id, int(message.content["config"]["server-round"])]
+        rng = np.random.default_rng(key)
+        noise = {
+            k: Array((scale * rng.standard_normal(a.shape)).astype(np.float32))
+            for k, a in arrays.items()
+        }
+        return Message(RecordDict({"delta": ArrayRecord(noise)}), reply_to=message)
+
+    return answer
 
 
 def with_batch_norm(shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -15,7 +15,7 @@ flwr_app = pytest.importorskip("flwr.app", reason="needs requirements-extras.loc
 pytestmark = pytest.mark.extras
 
 from federation_helpers import small_clients, small_model  # noqa: E402
-from flower_cases import LocalGrid  # noqa: E402
+from flower_cases import LocalGrid, honest, start_arrays  # noqa: E402
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict  # noqa: E402
 
 from noisewise.aggregation.base import Disclosure  # noqa: E402
@@ -31,26 +31,6 @@ from noisewise.noise.sampling import sample_index  # noqa: E402
 from noisewise.training.parameters import ParameterLayout  # noqa: E402
 
 RATE = 0.2
-
-
-def start_arrays() -> ArrayRecord:
-    return ArrayRecord(dict(small_model().named_parameters()))
-
-
-def honest(scale: float = 0.01, seed: int = 0) -> Any:
-    """A client that sends noise, keyed by node and round."""
-
-    def answer(message: Message) -> Message:
-        arrays = message.content["arrays"]
-        key = [seed, message.metadata.dst_node_id, int(message.content["config"]["server-round"])]
-        rng = np.random.default_rng(key)
-        noise = {
-            k: Array((scale * rng.standard_normal(a.shape)).astype(np.float32))
-            for k, a in arrays.items()
-        }
-        return Message(RecordDict({"delta": ArrayRecord(noise)}), reply_to=message)
-
-    return answer
 
 
 def altered(change: Any) -> Any:

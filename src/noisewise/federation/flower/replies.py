@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from flwr.app import Message, RecordDict
@@ -19,6 +22,8 @@ __all__ = [
     "DELTA",
     "METRICS",
     "NOISED_ACCURACY",
+    "Fault",
+    "NoReplyError",
     "read_noised_accuracy",
     "read_update",
 ]
@@ -33,21 +38,46 @@ LOWEST, HIGHEST = -1.0, 2.0
 """What is taken for a noised accuracy: its noise deviates by at most 1/4 (see `MetricsPart`)."""
 
 
+class NoReplyError(UpdateError):
+    """The site does not take part or its reply was lost: nothing that counts against the site."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What was wrong with a reply that could not be read at all.
+
+    Attributes:
+        reason: in one line, of bounded length; no text of a site.
+        counts: whether the site is certainly to blame.
+    """
+
+    reason: str
+    counts: bool = True
+
+
 def read_update(
-    reply: Message | str, number: int, layout: ParameterLayout, theta: Tensor, normalise: bool
+    reply: Message | Fault, number: int, layout: ParameterLayout, theta: Tensor, normalise: bool
 ) -> Tensor:
     """The update [p] of a reply.
 
     Args:
-        reply: or what went wrong with it.
+        reply: or what was wrong with it.
         number: of the round.
         layout: of the model.
         theta: [p] what clients started from.
         normalise: whether updates are divided by their steps.
 
     Raises:
+        NoReplyError: there is no reply to read.
         UpdateError: whatever is wrong with it, in one line.
     """
+    with _any_error():
+        return _read_update(reply, number, layout, theta, normalise)
+
+
+def _read_update(
+    reply: Message | Fault, number: int, layout: ParameterLayout, theta: Tensor, normalise: bool
+) -> Tensor:
     records = _content(reply, number, "update").array_records
     if len(records) != 1 or next(iter(records)) not in (DELTA, ARRAYS):
         names = [str(name)[:20] for name in list(records)[:3]]
@@ -64,12 +94,18 @@ def read_update(
     return update
 
 
-def read_noised_accuracy(reply: Message | str, number: int) -> float:
+def read_noised_accuracy(reply: Message | Fault, number: int) -> float:
     """The noised accuracy of a reply; see `read_update`.
 
     Raises:
+        NoReplyError: there is no reply to read.
         UpdateError: whatever is wrong with it, in one line.
     """
+    with _any_error():
+        return _read_noised_accuracy(reply, number)
+
+
+def _read_noised_accuracy(reply: Message | Fault, number: int) -> float:
     content = _content(reply, number, "metric")
     names = [str(name)[:20] for name in list(content)[:3]]
     if names != [METRICS] or [*content.metric_records] != [METRICS]:
@@ -84,11 +120,23 @@ def read_noised_accuracy(reply: Message | str, number: int) -> float:
     return value
 
 
-def _content(reply: Message | str, number: int, what: str) -> RecordDict:
-    if isinstance(reply, str):
-        raise UpdateError(reply)
+@contextmanager
+def _any_error() -> Iterator[None]:
+    """Turn whatever a reply raises into an `UpdateError` that holds no text of the site."""
+    try:
+        yield
+    except UpdateError:
+        raise
+    except Exception as error:
+        name = type(error).__name__[:60]
+        raise UpdateError(f"sent what cannot be read ({name})") from None
+
+
+def _content(reply: Message | Fault, number: int, what: str) -> RecordDict:
+    if isinstance(reply, Fault):
+        raise (UpdateError if reply.counts else NoReplyError)(reply.reason)
     if reply.has_error():
-        raise UpdateError(f"gave no {what} (code {reply.error.code})")
+        raise NoReplyError(f"gave no {what} (code {reply.error.code})")
     if reply.metadata.group_id not in ("", str(number)):
         raise UpdateError(f"answered round {str(reply.metadata.group_id)[:20]!r}")
     return reply.content

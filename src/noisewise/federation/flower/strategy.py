@@ -11,7 +11,7 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,15 @@ from noisewise.errors import InvalidValueError, UpdateError
 from noisewise.federation.checkpoint import alone_in
 from noisewise.federation.flower.declaration import declaration_questions, read_declarations
 from noisewise.federation.flower.ending import closing_on_error, end_run
+from noisewise.federation.flower.failures import MAX_BAD_REPLIES, FailureBook
+from noisewise.federation.flower.pulling import fetch_replies
 from noisewise.federation.flower.records import layout_of, read_theta, to_record
 from noisewise.federation.flower.replies import (
     ARRAYS,
     CONFIG,
     NOISED_ACCURACY,
+    Fault,
+    NoReplyError,
     read_noised_accuracy,
     read_update,
 )
@@ -75,6 +79,9 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         evaluate_every: after so many rounds each, ask the round's clients for a noised accuracy of
             the new model. Sites answer if their people have opted in; it costs them budget. 0 asks
             nobody.
+        max_bad_replies: a site that sends so many unusable replies in a row (undecodable, another
+            shape, not finite, ...) is not asked again until the server is restarted. A site that
+            does not answer, or does not take part, is asked again.
 
     Raises:
         InvalidValueError: the method needs what no server may know, or what nobody has told.
@@ -96,6 +103,7 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         seed: int = 0,
         evaluate_every: int = 0,
         declaration_seconds: float = 120.0,
+        max_bad_replies: int = MAX_BAD_REPLIES,
     ) -> None:
         self.method = with_unforeseen_samples(_as_method(method))
         self._told = {n: {str(k): v for k, v in by.items()} for n, by in (told or {}).items()}
@@ -116,9 +124,11 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         self.evaluate_every = evaluate_every and positive_int("evaluate_every", evaluate_every)
         self.declaration_seconds = non_negative_number("declaration_seconds", declaration_seconds)
         self._asked_to_declare: set[int] = set()
+        self.failures = FailureBook(max_bad_replies)
         self.run: ServerRun | None = None
         self._layout: ParameterLayout | None = None
         self._asked: dict[int, Message] = {}
+        self._questions: dict[int, Message] = {}
 
     # ------------------------------------------------------------ the whole run
 
@@ -242,7 +252,7 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Close a round; None keeps the old model."""
-        return self._close_round(server_round, ((None, reply) for reply in replies), None)
+        return self._close_round(server_round, _senders(self._asked, replies), None)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -252,16 +262,17 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
             return []
         asked = ConfigRecord({"server-round": server_round})
         content = RecordDict({ARRAYS: arrays, CONFIG: asked})
-        return [
-            Message(content, node, MessageType.EVALUATE, group_id=str(server_round))
-            for node in self._asked
-        ]
+        self._questions = {
+            node: Message(content, node, MessageType.EVALUATE, group_id=str(server_round))
+            for node in self.failures.allowed(MessageType.EVALUATE, self._asked)
+        }
+        return list(self._questions.values())
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """The mean of the noised accuracies that can be read; None without any."""
-        heard = [(reply.metadata.src_node_id, reply) for reply in replies]
+        heard = _senders(self._questions, replies)
         told = list(self._told_accuracies(server_round, heard).values())
         return MetricRecord({NOISED_ACCURACY: sum(told) / len(told)}) if told else None
 
@@ -282,11 +293,13 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
     def _choose(self, grid: Grid, number: int) -> list[int]:
         """A share of the connected nodes; waits for ``min_clients``, but not for ever."""
         ends = time.monotonic() + self.wait_seconds
-        while len(nodes := sorted(grid.get_node_ids())) < self.min_clients:
+        while len(nodes := self._connected(grid)) < self.min_clients:
             if time.monotonic() > ends:
+                excluded = len(self.failures.excluded(MessageType.TRAIN))
                 raise UpdateError(
                     f"{len(nodes)} of at least {self.min_clients} clients connected within "
                     f"{self.wait_seconds:g} s"
+                    + (f", besides {excluded} that sent unusable replies" if excluded else "")
                 )
             time.sleep(min(self.poll_seconds, 1.0))
         asked = max(self.min_clients, math.ceil(self.participation * len(nodes)))
@@ -295,28 +308,22 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         generator = keyed_generator(self.seed, number, "participation")
         return sorted(int(n) for n in generator.choice(nodes, size=asked, replace=False))
 
+    def _connected(self, grid: Grid) -> list[int]:
+        """The connected nodes that may be asked to train, in order."""
+        return self.failures.allowed(MessageType.TRAIN, sorted(grid.get_node_ids()))
+
     def _replies(
         self, grid: Grid, messages: list[Message], seconds: float
-    ) -> Iterable[tuple[int | None, Message | str]]:
-        """(node, reply or what went wrong), one at a time, until all came or time is up."""
-        ends = time.monotonic() + seconds
-        nodes = [message.metadata.dst_node_id for message in messages]
-        pushed = list(grid.push_messages(messages))
-        waiting = {m: n for m, n in zip(pushed, nodes, strict=False) if m is not None}
-        while waiting and time.monotonic() < ends:
-            for sent, node in list(waiting.items()):
-                try:
-                    # One by one: a reply that cannot be decoded is its sender's loss only.
-                    found = list(grid.pull_messages([sent]))
-                except (ValueError, TypeError, KeyError, RuntimeError) as error:
-                    del waiting[sent]
-                    yield node, f"sent what cannot be decoded ({type(error).__name__})"
-                    continue
-                if found:
-                    del waiting[sent]
-                    yield node, found[0]
-            if waiting:
-                time.sleep(min(self.poll_seconds, max(0.0, ends - time.monotonic())))
+    ) -> Iterable[tuple[int, Message | Fault]]:
+        """(node, reply or what was wrong with it), one at a time, until all came or time is up."""
+        assert self._layout is not None
+        return fetch_replies(
+            grid,
+            messages,
+            seconds,
+            poll_seconds=self.poll_seconds,
+            reply_bytes=4 * self._layout.size,
+        )
 
     def _ask_to_declare(self, grid: Grid, run: ServerRun, seconds: float) -> None:
         """Ask the round's nodes that were never asked, and whose declaration is not stored."""
@@ -332,32 +339,28 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
     def _close_round(
         self,
         number: int,
-        replies: Iterable[tuple[int | None, Message | str]],
+        replies: Iterable[tuple[int, Message | Fault]],
         evaluate: Evaluate | None,
         survey: Survey | None = None,
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         if self.run is None or self._layout is None:
             raise InvalidValueError("round", number, "has not begun: call configure_train first")
         run, layout = self.run, self._layout
-        asked = {m.metadata.message_id: node for node, m in self._asked.items()}
         absent = {str(node): f"did not answer in round {number}" for node in self._asked}
         place = None if run.folder is None else run.folder / "incoming"
         with Spool(place) as spool:
             for node, reply in replies:
-                if node is None and isinstance(reply, Message):
-                    meta = reply.metadata
-                    node = asked.get(meta.reply_to_message_id, meta.src_node_id)
                 client = str(node)
-                if node not in self._asked or client in spool:
-                    _log.warning("round %d: an answer of %s was not asked for", number, client)
+                if client in spool:
+                    _log.warning("round %d: client %s answered twice", number, client)
                     continue
-                try:
-                    spool.add(client, self._read(reply, number))
-                except UpdateError as error:
-                    absent[client] = str(error)
+                update = self._read(node, reply, number)
+                if isinstance(update, str):
+                    absent[client] = update
                 else:
+                    spool.add(client, update)
                     del absent[client]
-                del reply
+                del reply, update
                 if layout.size > _LARGE:
                     gc.collect()  # Flower's messages hold themselves: 4 p bytes each otherwise
             step = run.play(spool.updates(), absent, self._score(number, evaluate), survey)
@@ -365,12 +368,19 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
             return None, None
         return to_record(layout, run.snapshot.theta), None
 
-    def _read(self, reply: Message | str, number: int) -> Tensor:
+    def _read(self, node: int, reply: Message | Fault, number: int) -> Tensor | str:
+        """The update [p] of a reply, or why there is none."""
         assert self._layout is not None
         assert self.run is not None
-        return read_update(
-            reply, number, self._layout, self.run.snapshot.theta, self.method.normalise
-        )
+        theta = self.run.snapshot.theta
+        try:
+            update = read_update(reply, number, self._layout, theta, self.method.normalise)
+        except NoReplyError as error:
+            return str(error)
+        except UpdateError as error:
+            return str(error) + self.failures.bad(MessageType.TRAIN, node)
+        self.failures.good(MessageType.TRAIN, node)
+        return update
 
     def _score(self, number: int, evaluate: Evaluate | None) -> Callable[[Tensor], float | None]:
         def score(theta: Tensor) -> float | None:
@@ -394,15 +404,19 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         return survey
 
     def _told_accuracies(
-        self, number: int, replies: Iterable[tuple[int | None, Message | str]]
+        self, number: int, replies: Iterable[tuple[int, Message | Fault]]
     ) -> dict[str, float]:
-        """By client id; who gives none, or none that can be read, is passed over."""
+        """By client id; a site that sends none, or none that can be read, is left out."""
         told: dict[str, float] = {}
         for node, reply in replies:
             try:
-                told[str(node)] = read_noised_accuracy(reply, number)
+                told.setdefault(str(node), read_noised_accuracy(reply, number))
             except UpdateError as error:
                 _log.info("round %d: asked for a noised accuracy, %s %s", number, node, error)
+                if not isinstance(error, NoReplyError):
+                    self.failures.bad(MessageType.EVALUATE, node)
+            else:
+                self.failures.good(MessageType.EVALUATE, node)
         return dict(sorted(told.items()))
 
 
@@ -414,3 +428,16 @@ def _as_method(method: Method | Aggregator | str) -> Method:
     if isinstance(method, Aggregator):
         return Method(type(method).__name__, method)
     raise InvalidValueError("method", type(method).__name__, "must be a method or an aggregator")
+
+
+def _senders(
+    asked: Mapping[int, Message], replies: Iterable[Message]
+) -> Iterator[tuple[int, Message]]:
+    """(node that was asked, its reply); a message that answers none of these is left out."""
+    nodes = {message.metadata.message_id: node for node, message in asked.items()}
+    for reply in replies:
+        node = nodes.get(reply.metadata.reply_to_message_id)
+        if node is None:
+            _log.warning("a message that answers nothing was discarded")
+        else:
+            yield node, reply

@@ -1,0 +1,308 @@
+"""Flower's own SuperLink state, grid and fleet protocol for tests; sites that choose every byte.
+
+`Link` is a SuperLink without sockets: Flower's `HttpGrid` talks to Flower's handlers and state in
+this process. `Site` speaks the fleet protocol, here or over HTTP to a real SuperLink, as a
+SuperNode of an attacker's own making would.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flower_cases import Answer
+from flwr.app import Error, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto import fleet_pb2, message_pb2
+from flwr.proto.node_pb2 import Node
+from flwr.proto.task_pb2 import Task
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.constant import (
+    FLWR_IN_MEMORY_DB_NAME,
+    HEAD_BODY_DIVIDER,
+    NOOP_FEDERATION_ID,
+    TaskType,
+)
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_id,
+    get_object_tree,
+    iterate_object_tree,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.federation import NoOpFederationManager
+from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.superlink.servicer.fleet import fleet_handlers
+from flwr.superlink.servicer.runtime import runtime_handlers
+
+SERVER = 1  # Flower's number of the SuperLink
+
+
+@dataclass
+class Parcel:
+    """A message as it travels: what the SuperLink is told about it, and the bytes of its objects.
+
+    Attributes:
+        proto: metadata for the SuperLink.
+        tree: ids of the objects.
+        contents: bytes by object id; an id of the tree without bytes never becomes available.
+    """
+
+    proto: Any
+    tree: Any
+    contents: dict[str, bytes]
+
+
+Behaviour = Callable[[Message], list[Parcel]]
+"""(the server's instruction) -> what a site uploads."""
+
+
+def honest(answer: Answer) -> Behaviour:
+    """The parcel that Flower itself would make of an answer."""
+
+    def behaviour(message: Message) -> list[Parcel]:
+        reply = answer(message)
+        return [] if reply is None else [pack(reply)]
+
+    return behaviour
+
+
+def pack(reply: Message) -> Parcel:
+    """A message as a SuperNode sends it."""
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    contents = {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
+    proto = message_to_proto(remove_content_from_message(reply))
+    return Parcel(proto, get_object_tree(reply), contents)
+
+
+@dataclass
+class Raw:
+    """One object made by hand: a type, a body of any bytes, and its children."""
+
+    kind: str
+    body: bytes
+    children: list[Raw] = field(default_factory=list)
+
+    def content(self) -> bytes:
+        ids = ",".join(child.object_id() for child in self.children)
+        head = f"{self.kind} {ids} {len(self.body)}".encode()
+        return head + HEAD_BODY_DIVIDER + self.body
+
+    def object_id(self) -> str:
+        return get_object_id(self.content())
+
+    def all(self) -> Iterator[Raw]:
+        for child in self.children:
+            yield from child.all()
+        yield self
+
+    def tree(self) -> Any:
+        children = [child.tree() for child in self.children]
+        return message_pb2.ObjectTree(object_id=self.object_id(), children=children)
+
+
+def by_hand(message: Message, content: Raw | None, **metadata: Any) -> Parcel:
+    """A reply whose content is made by hand; ``metadata`` lies to whoever decodes the message."""
+    empty = Message(RecordDict(), reply_to=message)
+    told = message_to_proto(remove_content_from_message(empty))
+    claimed = message_pb2.Message()
+    claimed.metadata.CopyFrom(told.metadata)
+    for name, value in metadata.items():
+        setattr(claimed.metadata, name, value)
+    root = Raw("Message", claimed.SerializeToString(), [] if content is None else [content])
+    told.metadata.message_id = root.object_id()
+    return Parcel(told, root.tree(), {part.object_id(): part.content() for part in root.all()})
+
+
+def records(**named: Raw) -> Raw:
+    """A `RecordDict` of objects made by hand."""
+    names = {name: part.object_id() for name, part in named.items()}
+    return Raw("RecordDict", json.dumps(names).encode(), list(named.values()))
+
+
+def array(values: np.ndarray[Any, Any] | bytes, repeats: int = 1, **claims: Any) -> Raw:
+    """An `Array`; ``repeats`` names its only chunk so many times, ``claims`` replace fields."""
+    data = values if isinstance(values, bytes) else npy(values)
+    body = {"dtype": "float32", "shape": [1], "stype": "numpy.ndarray"}
+    body |= {"arraychunk_ids": [0] * repeats, **claims}
+    return Raw("Array", json.dumps(body).encode(), [Raw("ArrayChunk", data)])
+
+
+def npy(values: np.ndarray[Any, Any]) -> bytes:
+    import io
+
+    file = io.BytesIO()
+    np.save(file, values, allow_pickle=False)
+    return file.getvalue()
+
+
+def array_record(**named: Raw) -> Raw:
+    names = {name: part.object_id() for name, part in named.items()}
+    return Raw("ArrayRecord", json.dumps(names).encode(), list(named.values()))
+
+
+class Handlers:
+    """Flower's fleet handlers in this process, with the methods of its HTTP client."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def PullMessages(self, request: Any) -> Any:  # noqa: N802
+        return fleet_handlers.pull_messages(request, self._state, self._state.object_store)
+
+    def PushMessages(self, request: Any) -> Any:  # noqa: N802
+        return fleet_handlers.push_messages(request, self._state)
+
+    def PushObject(self, request: Any) -> Any:  # noqa: N802
+        return fleet_handlers.push_object(request, self._state)
+
+    def PullObject(self, request: Any) -> Any:  # noqa: N802
+        return fleet_handlers.pull_object(request, self._state)
+
+    def ConfirmMessageReceived(self, request: Any) -> Any:  # noqa: N802
+        return fleet_handlers.confirm_message_received(
+            request, self._state, self._state.object_store
+        )
+
+
+class Site:
+    """A node of the fleet that answers by a behaviour.
+
+    Args:
+        fleet: Flower's `FleetHttpClient`, or `Handlers`.
+        node_id: of the node.
+        behaviour: what it uploads.
+    """
+
+    def __init__(self, fleet: Any, node_id: int, behaviour: Behaviour) -> None:
+        self.fleet, self.node, self.behaviour = fleet, Node(node_id=node_id), behaviour
+        self.asked: list[Message] = []
+
+    def serve(self) -> None:
+        """Answer one waiting instruction, if there is one."""
+        found = self.fleet.PullMessages(fleet_pb2.PullMessagesRequest(node=self.node))
+        for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+            message = message_from_proto(proto)
+            run_id, name = message.metadata.run_id, message.metadata.message_id
+            contents = {
+                part.object_id: self.fleet.PullObject(
+                    message_pb2.PullObjectRequest(
+                        node=self.node, run_id=run_id, object_id=part.object_id
+                    )
+                ).object_content
+                for part in iterate_object_tree(tree)
+            }
+            self.fleet.ConfirmMessageReceived(
+                message_pb2.ConfirmMessageReceivedRequest(
+                    node=self.node, run_id=run_id, message_object_id=name
+                )
+            )
+            instruction: Any = inflate_object_from_contents(name, contents)
+            instruction.metadata.__dict__["_message_id"] = name
+            self.asked.append(instruction)
+            for parcel in self.behaviour(instruction):
+                self.upload(parcel, run_id)
+
+    def upload(self, parcel: Parcel, run_id: int) -> None:
+        """Push a message and the objects that the SuperLink asks for."""
+        pushed = self.fleet.PushMessages(
+            fleet_pb2.PushMessagesRequest(
+                node=self.node,
+                messages_list=[parcel.proto],
+                message_object_trees=[parcel.tree],
+            )
+        )
+        for name in pushed.objects_to_push:
+            if name in parcel.contents:
+                self.fleet.PushObject(
+                    message_pb2.PushObjectRequest(
+                        node=self.node,
+                        run_id=run_id,
+                        object_id=name,
+                        object_content=parcel.contents[name],
+                        session_id=pushed.session_id,
+                    )
+                )
+
+
+class _Runtime:
+    """Flower's runtime handlers in this process; sites answer whenever the server looks."""
+
+    def __init__(self, link: Link) -> None:
+        self._link, self._lock = link, threading.Lock()
+
+    def PullMessages(self, request: Any) -> Any:  # noqa: N802
+        with self._lock:
+            for site in self._link.sites:
+                site.serve()
+            return runtime_handlers.pull_messages(request, self._link.state, self._link.task)
+
+    def PullObject(self, request: Any) -> Any:  # noqa: N802
+        if self._link.closed:  # otherwise Flower's threads wait for minutes at the end of tests
+            raise ConnectionError
+        return runtime_handlers.pull_object(request, self._link.state, self._link.task)
+
+    def __getattr__(self, name: str) -> Callable[[Any], Any]:
+        handler = {
+            "GetNodes": runtime_handlers.get_nodes,
+            "PushMessages": runtime_handlers.push_messages,
+            "PushObject": runtime_handlers.push_object,
+            "ConfirmMessageReceived": runtime_handlers.confirm_message_received,
+        }[name]
+        return lambda request: handler(request, self._link.state, self._link.task)
+
+
+class Link:
+    """A SuperLink in this process with one running run. `grid` is Flower's own."""
+
+    def __init__(self) -> None:
+        manager = NoOpFederationManager()
+        factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, manager, ObjectStoreFactory())
+        self.state: Any = factory.state()
+        manager.linkstate = self.state
+        self.run_id = self.state.create_run(
+            None, None, "hash", {}, NOOP_FEDERATION_ID, None, "", TaskType.SERVER_APP
+        )
+        (run,) = self.state.get_run_info(run_ids=[self.run_id])
+        assert self.state.claim_task(run.primary_task_id)
+        assert self.state.activate_task(run.primary_task_id)
+        self.task = Task(run_id=self.run_id)
+        self.sites: list[Site] = []
+        self.closed = False
+        self.grid = HttpGrid(insecure=True, token="token")
+        self.grid.__dict__["_client"] = _Runtime(self)
+        self.grid.set_run(Run.create_empty(self.run_id))
+
+    def add(self, behaviour: Behaviour) -> Site:
+        """A new site, online."""
+        node_id = self.state.create_node("", "", bytes(f"key {len(self.sites)}", "ascii"), 3600)
+        assert self.state.activate_node(node_id, 3600)
+        site = Site(Handlers(self.state), node_id, behaviour)
+        self.sites.append(site)
+        return site
+
+
+@contextmanager
+def link() -> Iterator[Link]:
+    """A `Link`; messages made meanwhile belong to its run."""
+    made = Link()
+    before = TaskIdentity._run_id
+    TaskIdentity._run_id = made.run_id
+    try:
+        yield made
+    finally:
+        made.closed = True
+        TaskIdentity._run_id = before
+
+
+def refusal(message: Message) -> Message:
+    return Message(Error(451, "not taking part"), reply_to=message)
