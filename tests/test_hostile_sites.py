@@ -454,6 +454,30 @@ def test_an_interrupt_is_no_sites_fault(kind: type[BaseException]) -> None:
         strategy().start(Interrupted({1: noise(), 2: noise()}), start_arrays(), 1)
 
 
+class Fragile(RobustMean):
+    """Fails on an update that passes the screening."""
+
+    def __init__(self, largest: float) -> None:
+        self.largest = largest
+
+    def aggregate(self, view: Any, state: Any) -> Any:
+        if float(view.updates.values.abs().max()) > self.largest:
+            raise np.linalg.LinAlgError("SVD did not converge")
+        return super().aggregate(view, state)
+
+
+def test_an_update_on_which_an_own_aggregator_fails_is_dropped_and_a_bug_is_not_hidden() -> None:
+    nodes = {1: noise(), 2: noise(), 3: noise(1e6), 4: noise()}
+    played = NoiseAware(Fragile(1.0), learning_rate=RATE)
+    played.start(LocalGrid(nodes), start_arrays(), 2)
+    assert played.run is not None
+    for record in played.run.records:
+        assert set(record.weights) == {"1", "2", "4"}
+        assert record.dropped == {"3": "sent an update on which Fragile fails (LinAlgError)"}
+    with pytest.raises(np.linalg.LinAlgError):
+        NoiseAware(Fragile(0.0), learning_rate=RATE).start(LocalGrid(nodes), start_arrays(), 2)
+
+
 # ------------------------------------------------------------ who is not asked again
 
 

@@ -283,6 +283,30 @@ class ServerRun:
             waiting = replace(self.snapshot, round=self.snapshot.round + 1)
             _log.error("round %d: %s; the model stays as it was", waiting.round, error)
             return ServerStep(waiting, dropped=dict.fromkeys(known, str(error)), failure="refused")
+        except Exception as error:
+            step = self._step_without_one(known, type(error).__name__[:60])
+            if step is None:
+                raise
+            return step
+
+    def _step_without_one(self, known: Mapping[str, Tensor], error: str) -> ServerStep | None:
+        """The step without the one update on which the aggregator fails; None if there is none.
+
+        An aggregator or estimator may be anybody's and may fail on an update that passes the
+        screening. Its sender would end the run, and every restarted one.
+        """
+        if len(known) <= self._min:
+            return None
+        for culprit in known:
+            others = _Some(known, tuple(client for client in known if client != culprit))
+            try:
+                step = server_step(self.method, self.snapshot, others, self._disclose)
+            except Exception:
+                _log.debug("the aggregator also fails without %s", culprit, exc_info=True)
+                continue
+            why = f"sent an update on which {self.method.name} fails ({error})"
+            return replace(step, dropped={**step.dropped, culprit: why})
+        return None
 
     @property
     def changed(self) -> bool:
