@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,13 +37,17 @@ from flwr.supercore.inflatable.inflatable_object import (
     iterate_object_tree,
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 SERVER = 1  # Flower's number of the SuperLink
 
@@ -185,6 +190,7 @@ class Site:
 
     def __init__(self, fleet: Any, node_id: int, behaviour: Behaviour) -> None:
         self.fleet, self.node, self.behaviour = fleet, Node(node_id=node_id), behaviour
+        self.early = False  # confirm instructions before they are complete
         self.asked: list[Message] = []
 
     def serve(self) -> None:
@@ -193,24 +199,28 @@ class Site:
         for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
             message = message_from_proto(proto)
             run_id, name = message.metadata.run_id, message.metadata.message_id
-            contents = {
-                part.object_id: self.fleet.PullObject(
-                    message_pb2.PullObjectRequest(
-                        node=self.node, run_id=run_id, object_id=part.object_id
-                    )
-                ).object_content
-                for part in iterate_object_tree(tree)
-            }
+            if not self.early:
+                parts = [part.object_id for part in iterate_object_tree(tree)]
+                contents = {part: self._pull(run_id, part) for part in parts}
             self.fleet.ConfirmMessageReceived(
                 message_pb2.ConfirmMessageReceivedRequest(
                     node=self.node, run_id=run_id, message_object_id=name
                 )
             )
+            if self.early:
+                continue
             instruction: Any = inflate_object_from_contents(name, contents)
             instruction.metadata.__dict__["_message_id"] = name
             self.asked.append(instruction)
             for parcel in self.behaviour(instruction):
                 self.upload(parcel, run_id)
+
+    def _pull(self, run_id: int, name: str) -> bytes:
+        request = message_pb2.PullObjectRequest(node=self.node, run_id=run_id, object_id=name)
+        while not (found := self.fleet.PullObject(request)).object_available:
+            assert found.object_found
+            time.sleep(0.05)
+        return bytes(found.object_content)
 
     def upload(self, parcel: Parcel, run_id: int) -> None:
         """Push a message and the objects that the SuperLink asks for."""
@@ -306,3 +316,47 @@ def link() -> Iterator[Link]:
 
 def refusal(message: Message) -> Message:
     return Message(Error(451, "not taking part"), reply_to=message)
+
+
+@contextmanager
+def fleet(address: str, behaviours: list[Behaviour]) -> Iterator[list[Site]]:
+    """Sites of a real SuperLink, each in a thread, without a SuperNode of Flower's."""
+    ended = threading.Event()
+    with ExitStack() as open_clients:
+        sites = [_connect(open_clients, address, made) for made in behaviours]
+        threads = [threading.Thread(target=_serve, args=(site, ended)) for site in sites]
+        for thread in threads:
+            thread.start()
+        try:
+            yield sites
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join(30)
+
+
+def _connect(open_clients: ExitStack, address: str, behaviour: Behaviour) -> Site:
+    private, public = generate_key_pairs()
+    client = open_clients.enter_context(
+        FleetHttpClient.from_server_address(
+            address,
+            True,
+            None,
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+                NodeAuthHttpInterceptor(private, public),
+            ],
+        )
+    )
+    key = public_key_to_bytes(public)
+    client.RegisterNode(fleet_pb2.RegisterNodeFleetRequest(public_key=key))
+    active = client.ActivateNode(
+        fleet_pb2.ActivateNodeRequest(public_key=key, heartbeat_interval=600)
+    )
+    return Site(client, active.node_id, behaviour)
+
+
+def _serve(site: Site, ended: threading.Event) -> None:
+    while not ended.wait(0.2):
+        with suppress(Exception):  # the SuperLink may refuse what a hostile site pushes
+            site.serve()

@@ -340,8 +340,11 @@ def test_a_server_with_an_aggregator_of_its_own_can_be_restarted(tmp_path: Path)
     class Plain:
         needs: frozenset[Disclosure] = frozenset()
 
+        def reseeded(self, seed: int | None) -> Any:
+            return Plain()
+
         def aggregate(self, view: Any, state: Any) -> Any:
-            return RobustHDP().aggregate(view, state)
+            return RobustHDP().reseeded(None).aggregate(view, state)
 
     nodes = {k: honest() for k in range(1, 4)}
     kept = [Plain(), Plain()]  # both alive: two addresses

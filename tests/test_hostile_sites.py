@@ -32,12 +32,14 @@ from flower_link import (  # noqa: E402
     array,
     array_record,
     by_hand,
+    fleet,
     honest,
     link,
     pack,
     records,
     refusal,
 )
+from flower_processes import Deployment  # noqa: E402
 from flwr.app import Error, Message, MessageType, MetricRecord, RecordDict  # noqa: E402
 from flwr.app.message import remove_content_from_message  # noqa: E402
 from flwr.common.serde import message_to_proto  # noqa: E402
@@ -45,8 +47,10 @@ from google.protobuf.message import DecodeError  # noqa: E402
 
 from noisewise.errors import InvalidValueError, UpdateError  # noqa: E402
 from noisewise.federation.flower import pulling  # noqa: E402
+from noisewise.federation.flower.app import write_app  # noqa: E402
 from noisewise.federation.flower.replies import NOISED_ACCURACY  # noqa: E402
 from noisewise.federation.flower.strategy import NoiseAware  # noqa: E402
+from noisewise.federation.results import load_run  # noqa: E402
 
 RATE = 0.2
 NOT_PROTOBUF = b"\xff\xff\xff"
@@ -419,6 +423,7 @@ class RobustMean:
     """Equal weights: cheap for many clients."""
 
     needs: frozenset[Any] = frozenset()
+    reads_all_coordinates = True
 
     def aggregate(self, view: Any, state: Any) -> Any:
         from noisewise.aggregation import Aggregation, weighted_sum
@@ -452,6 +457,23 @@ def test_an_interrupt_is_no_sites_fault(kind: type[BaseException]) -> None:
 
     with pytest.raises(kind):
         strategy().start(Interrupted({1: noise(), 2: noise()}), start_arrays(), 1)
+
+
+def test_a_site_that_cannot_be_sent_its_instruction_costs_no_other_site_its_own() -> None:
+    """Flower uploads all instructions at once; a site that confirms too early makes that fail."""
+
+    class Grid(LocalGrid):
+        def push_messages(self, messages: Any) -> Any:
+            if any(message.metadata.dst_node_id == 9 for message in messages):
+                raise RuntimeError("object was not pre-registered")
+            return super().push_messages(messages)
+
+    played = strategy()
+    played.start(Grid({k: noise() for k in (1, 2, 3, 9)}), start_arrays(), 2)
+    assert played.run is not None
+    for record in played.run.records:
+        assert set(record.weights) == {"1", "2", "3"}
+        assert record.dropped == {"9": "did not let its instruction be sent (RuntimeError)"}
 
 
 class Fragile(RobustMean):
@@ -548,3 +570,41 @@ def test_the_link_of_these_tests_delivers_honest_replies_bit_for_bit() -> None:
     models.append(strategy().start(LocalGrid(nodes), start_arrays(), 2).arrays)
     for name, part in models[0].items():
         assert np.array_equal(part.numpy(), models[1][name].numpy())
+
+
+@pytest.mark.slow
+def test_a_real_superlink_with_hostile_sites(tmp_path: Path) -> None:
+    """The template's server, a SuperLink, three honest sites, and all of the others at once."""
+    app, output = tmp_path / "app", tmp_path / "output"
+    write_app(app)
+    attacks = {name: made for name, (made, _) in UNDECODABLE.items()} | UNUSABLE
+    attacks |= {
+        "error": with_error,
+        "stray": lambda message: [stray(message, NOT_PROTOBUF), pack(noise()(message))],
+        "hanging stray": lambda message: [stray(message, b"", upload=False)],
+        "confirms early": lambda message: [],
+        "never uploaded": never_uploaded,
+    }
+    told = f'output="{output}" num-rounds=4 round-seconds=25.0 noise-floor=0.0 min-clients=3'
+    with Deployment(tmp_path / "processes") as there:
+        there.superlink()
+        address = f"127.0.0.1:{there.port}"
+        with fleet(address, [honest(noise())] * 3 + [*attacks.values()]) as sites:
+            sites[3 + list(attacks).index("confirms early")].early = True
+            there.run("run", app, told)
+            assert there.wait("run", 400) == 0, there.log("run")
+            named = dict(zip(attacks, sites[3:], strict=True))
+    run = load_run(output)
+    assert run.status == "finished"
+    assert len(run.rounds) == 4
+    good = {str(site.node.node_id) for site in [*sites[:3], named.pop("stray")]}
+    for name in ("hanging stray", "confirms early"):  # nothing of theirs is a reply
+        named.pop(name)
+    refused = named.pop("error")
+    for record in run.rounds:
+        assert {str(site.node.node_id) for site in sites[:3]} <= set(record.weights) <= good
+    for name, site in named.items():
+        assert len(site.asked) == 3, name
+        why = run.rounds[2].dropped[str(site.node.node_id)]
+        assert "not asked again in this run" in why
+    assert len(refused.asked) == 4

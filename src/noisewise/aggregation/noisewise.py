@@ -8,8 +8,8 @@ it undoes the bias towards clients that take more steps.) See docs/noisewise_met
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from noisewise.noise.factor import Factor
 from noisewise.noise.signal import SignalTracker
 from noisewise.noise.smoothing import NoiseTracker
 from noisewise.noise.spread import SpreadTracker
+from noisewise.noise.unforeseen import reseeded
 
 __all__ = ["NoiseWise"]
 
@@ -83,6 +84,10 @@ class NoiseWise:
     def needs(self) -> frozenset[Disclosure]:
         """Nothing, unless the target is by dataset size."""
         return frozenset({Disclosure.N_EXAMPLES} if self.target == "examples" else ())
+
+    def reseeded(self, seed: int | None) -> Self:
+        """See `noisewise.noise.unforeseen.Reseedable`."""
+        return replace(self, estimator=reseeded(self.estimator, seed, "estimator"))
 
     def aggregate(self, view: ServerView, state: State) -> Aggregation:
         """See `Aggregator`."""

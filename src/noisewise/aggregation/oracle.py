@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from noisewise.aggregation.base import Aggregation, Disclosure, ServerView, State, weighted_sum
 from noisewise.aggregation.weights import inverse_variance_weights
@@ -14,6 +15,8 @@ __all__ = ["Oracle"]
 @dataclass(frozen=True)
 class Oracle:
     """w_i ~ 1 / sigma_i^2 with the closed-form sigma_i^2: the solution of the paper's eq. w_opt."""
+
+    reads_all_coordinates: ClassVar[bool] = True
 
     @property
     def needs(self) -> frozenset[Disclosure]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -112,6 +113,7 @@ class PFA:
     """
 
     dimension: int = 1
+    reads_all_coordinates: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         positive_int("dimension", self.dimension)

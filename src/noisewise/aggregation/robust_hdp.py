@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from noisewise.errors import InvalidValueError
 from noisewise.noise.estimate import Estimator
 from noisewise.noise.pcp import PCP
 from noisewise.noise.smoothing import NoiseTracker
+from noisewise.noise.unforeseen import reseeded
 
 __all__ = ["RobustHDP"]
 
@@ -54,6 +55,10 @@ class RobustHDP:
     def needs(self) -> frozenset[Disclosure]:
         """Nothing: the paper's central claim."""
         return frozenset()
+
+    def reseeded(self, seed: int | None) -> Self:
+        """See `noisewise.noise.unforeseen.Reseedable`."""
+        return replace(self, estimator=reseeded(self.estimator, seed, "estimator"))
 
     def aggregate(self, view: ServerView, state: State) -> Aggregation:
         """See `Aggregator`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from noisewise.aggregation.base import Aggregation, Disclosure, ServerView, State, weighted_sum
 from noisewise.aggregation.weights import proportional_weights
@@ -22,6 +23,8 @@ class WeiAvg:
     Believes whatever epsilon a client reports.
     """
 
+    reads_all_coordinates: ClassVar[bool] = True
+
     @property
     def needs(self) -> frozenset[Disclosure]:
         """The clients' epsilons."""
@@ -35,6 +38,8 @@ class WeiAvg:
 @dataclass(frozen=True)
 class ExampleWeighted:
     """w_i ~ N_i (McMahan et al., 2017): the server of DPFedAvg, minimum epsilon and FedAvg."""
+
+    reads_all_coordinates: ClassVar[bool] = True
 
     @property
     def needs(self) -> frozenset[Disclosure]:
@@ -54,6 +59,8 @@ class BudgetWeighted:
     1 / (N epsilon)^2 whatever its batch size, so these weights come close to the optimum for
     updates that are divided by their steps. They need both numbers disclosed, and believe them.
     """
+
+    reads_all_coordinates: ClassVar[bool] = True
 
     @property
     def needs(self) -> frozenset[Disclosure]:

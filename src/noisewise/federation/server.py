@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from noisewise.aggregation.methods import Method
 from noisewise.aggregation.screening import screen_updates
 from noisewise.errors import NoHonestUpdateError, UpdateError
 from noisewise.federation.checkpoint import Snapshot
+from noisewise.noise.unforeseen import reseeded
 
 __all__ = ["Disclose", "ServerStep", "server_step", "with_unforeseen_samples"]
 
@@ -106,15 +107,10 @@ def _average(snapshot: Snapshot, theta: Tensor, rounds: int) -> Tensor | None:
 
 
 def with_unforeseen_samples(method: Method) -> Method:
-    """The method with an estimator whose sample of coordinates no client can foresee.
+    """The method with parts that read no coordinates which a client can foresee.
 
-    Estimators that read a part of a large model draw it by a seed, which makes simulations
-    repeatable. In a deployment, a client that knows the seed could leave out its noise just there.
+    Raises:
+        InvalidValueError: if the aggregator or its estimator neither can be reseeded nor declares
+            that it reads all coordinates (see `noisewise.noise.unforeseen`).
     """
-    aggregator: Any = method.aggregator
-    estimator: Any = getattr(aggregator, "estimator", None)
-    known = all(hasattr(part, "__dataclass_fields__") for part in (aggregator, estimator))
-    if not known or getattr(estimator, "seed", None) is None:
-        return method
-    fresh = replace(estimator, seed=None)
-    return replace(method, aggregator=replace(aggregator, estimator=fresh))
+    return replace(method, aggregator=reseeded(method.aggregator, None, "method"))

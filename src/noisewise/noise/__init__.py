@@ -10,6 +10,7 @@ from noisewise.noise.signal import SignalTracker
 from noisewise.noise.smoothing import NoiseTracker
 from noisewise.noise.spread import SpreadTracker
 from noisewise.noise.table import ESTIMATORS, make_estimator
+from noisewise.noise.unforeseen import ReadsAllCoordinates, Reseedable
 from noisewise.noise.variance import (
     aggregate_noise,
     common_factor,
@@ -31,6 +32,8 @@ __all__ = [
     "NoiseTracker",
     "Norm",
     "PCPResult",
+    "ReadsAllCoordinates",
+    "Reseedable",
     "RowSource",
     "SignalTracker",
     "SpreadTracker",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +63,10 @@ class Factor:
     def takes_blocks(self) -> Literal[True]:
         """See `StreamingEstimator`."""
         return True
+
+    def reseeded(self, seed: int | None) -> Self:
+        """See `noisewise.noise.unforeseen.Reseedable`."""
+        return replace(self, seed=seed)
 
     def estimate(self, updates: Updates, start: Vector | None = None) -> NoiseEstimate:
         """Noise energy p psi_i of each column of ``updates`` ([p, n]).

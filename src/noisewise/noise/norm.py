@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 from noisewise.noise.blocks import Updates
 from noisewise.noise.estimate import NoiseEstimate
@@ -39,6 +39,10 @@ class Norm:
     def takes_blocks(self) -> Literal[True]:
         """See `StreamingEstimator`."""
         return True
+
+    def reseeded(self, seed: int | None) -> Self:
+        """See `noisewise.noise.unforeseen.Reseedable`."""
+        return replace(self, seed=seed)
 
     def estimate(self, updates: Updates) -> NoiseEstimate:
         """Squared norm of each column of ``updates`` ([p, n])."""

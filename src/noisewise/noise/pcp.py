@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -63,6 +63,21 @@ class PCP:
     def takes_blocks(self) -> Literal[True]:
         """See `StreamingEstimator`."""
         return True
+
+    def reseeded(self, seed: int | None) -> Self:
+        """See `noisewise.noise.unforeseen.Reseedable`.
+
+        Raises:
+            InvalidValueError: sub-matrices are always the same rows, and may leave some out.
+        """
+        if self.submatrix_rows is not None and seed is None:
+            raise InvalidValueError(
+                "submatrix_rows",
+                self.submatrix_rows,
+                "must not be given to a deployed server, since clients can foresee which rows are "
+                "read; give sample instead",
+            )
+        return replace(self, seed=seed)
 
     def estimate(self, updates: Updates) -> NoiseEstimate:
         """Energy of each column of the sparse part of ``updates`` ([p, n])."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from noisewise.checks import positive_int, positive_number
 from noisewise.errors import InvalidValueError, UpdateError
 from noisewise.noise.estimate import Estimator, Matrix, NoiseEstimate
 from noisewise.noise.factor import Factor
+from noisewise.noise.unforeseen import reseeded
 
 __all__ = ["NoiseTracker", "TrackerState"]
 
@@ -55,6 +56,10 @@ class NoiseTracker:
         positive_int("memory", self.memory)
         if positive_number("change", self.change) <= 1:
             raise InvalidValueError("change", self.change, "must be a factor > 1")
+
+    def reseeded(self, seed: int | None) -> Self:
+        """See `noisewise.noise.unforeseen.Reseedable`."""
+        return replace(self, estimator=reseeded(self.estimator, seed, "estimator"))
 
     def estimate(
         self, updates: Matrix, ids: Sequence[str], state: TrackerState

@@ -62,11 +62,12 @@ def fetch_replies(
             broken or the run was stopped, and no site is to blame.
     """
     ends = time.monotonic() + seconds
-    pushed = set(grid.push_messages(messages))
+    unsent = _push(grid, messages)
+    yield from unsent.items()
     waiting = {
         message.metadata.message_id: _Awaited(message.metadata.dst_node_id)
         for message in messages
-        if message.metadata.message_id in pushed
+        if message.metadata.message_id and message.metadata.dst_node_id not in unsent
     }
     most = _data_bytes() + _COPIES * reply_bytes + _SLACK
     strays = _Strays(grid)
@@ -90,6 +91,36 @@ def fetch_replies(
     counts = bool(hanging) and not strays.seen and _Call(grid, grid.get_node_ids).wait(_PATIENCE)
     for node in hanging:
         yield node, Fault("sent a reply that was not complete when the round closed", counts)
+
+
+def _push(grid: Grid, messages: Sequence[Message]) -> dict[int, Fault]:
+    """Send all messages; returns the nodes to which nothing can be sent.
+
+    A site that confirms its instruction before it is complete makes the upload fail for all.
+    """
+    try:
+        grid.push_messages(messages)
+    except Exception as error:
+        _check_connection(grid, error)
+    else:
+        return {}
+    unsent = {}
+    for message in messages:
+        try:
+            grid.push_messages([message])
+        except Exception as error:
+            _check_connection(grid, error)
+            why = f"did not let its instruction be sent ({type(error).__name__[:60]})"
+            unsent[message.metadata.dst_node_id] = Fault(why)
+    return unsent
+
+
+def _check_connection(grid: Grid, error: Exception) -> None:
+    """Raise the error if the grid cannot list the nodes either: then no site is to blame."""
+    try:
+        list(grid.get_node_ids())
+    except Exception:
+        raise error from None
 
 
 @dataclass
@@ -201,12 +232,11 @@ class _Call(Generic[T]):
         try:
             self._result = call()
         except Exception as error:
+            self.raised = type(error).__name__[:60]
             try:
-                list(grid.get_node_ids())  # no site has a part in this
+                _check_connection(grid, error)
             except Exception:
                 self._error = error
-            else:
-                self.raised = type(error).__name__[:60]
         except BaseException as error:
             self._error = error
         finally:
