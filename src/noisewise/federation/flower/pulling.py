@@ -79,7 +79,7 @@ def fetch_replies(
                 pull = awaited.pull or _Call(grid, _pull_one(grid, sent))
                 ended = pull.wait(min(_PATIENCE, ends - time.monotonic()))
             awaited.pull = None if ended else pull
-            reply = awaited.judge(pull, strays.seen) if ended else None
+            reply = awaited.judge(pull, strays.present) if ended else None
             if reply is not None:
                 del waiting[sent], pull
                 yield awaited.node, reply
@@ -88,7 +88,7 @@ def fetch_replies(
             with memory_limit(most):
                 time.sleep(min(poll_seconds, max(0.0, ends - time.monotonic())))
     hanging = [awaited.node for awaited in waiting.values() if awaited.pull is not None]
-    counts = bool(hanging) and not strays.seen and _Call(grid, grid.get_node_ids).wait(_PATIENCE)
+    counts = bool(hanging) and not strays.ever and _Call(grid, grid.get_node_ids).wait(_PATIENCE)
     for node in hanging:
         yield node, Fault("sent a reply that was not complete when the round closed", counts)
 
@@ -131,11 +131,13 @@ class _Awaited:
         node: that was asked.
         pull: that is still running.
         raised: exceptions of earlier pulls, by name.
+        innocent: whether an exception may be due to a message that came with the reply.
     """
 
     node: int
     pull: _Call[Message | None] | None = None
     raised: tuple[str, ...] = ()
+    innocent: bool = False
 
     def judge(self, pull: _Call[Message | None], strays: bool) -> Message | Fault | None:
         """What a pull that has ended says about the reply; None to go on waiting.
@@ -146,16 +148,17 @@ class _Awaited:
 
         Args:
             pull: that has ended.
-            strays: whether such messages came in this round, so that the site may be innocent.
+            strays: whether such messages are coming at this time.
         """
         reply = pull.result()
+        self.innocent = bool(self.innocent or (strays and (self.raised or pull.raised)))
         if pull.raised is not None:
             self.raised += (pull.raised,)
             lost = len(self.raised) >= _TRIES
         else:
             lost = bool(self.raised) and reply is not None and reply.has_error()
         if lost:
-            return Fault(f"sent what cannot be decoded ({self.raised[-1]})", counts=not strays)
+            return Fault(f"sent what cannot be decoded ({self.raised[-1]})", not self.innocent)
         return reply
 
 
@@ -178,11 +181,12 @@ class _Strays:
     whichever reply is pulled next; that reply is lost if the message cannot be decoded.
 
     Attributes:
-        seen: whether there were any.
+        present: whether the last call of `discard` met any.
+        ever: whether any call did.
     """
 
     def __init__(self, grid: Grid) -> None:
-        self.seen = False
+        self.present = self.ever = False
         self._grid = grid
         self._calls: list[_Call[int]] = []
 
@@ -193,10 +197,10 @@ class _Strays:
             self._calls[-1].wait(_PATIENCE)
         ended = [call for call in self._calls if call.wait(0.0)]
         self._calls = [call for call in self._calls if call not in ended]
-        strays = any(call.result() or call.raised for call in ended) or bool(self._calls)
-        if strays and not self.seen:
+        self.present = any(call.result() or call.raised for call in ended) or bool(self._calls)
+        if self.present and not self.ever:
             _log.warning("a site sends messages that answer nothing; they are discarded")
-        self.seen = self.seen or strays
+        self.ever = self.ever or self.present
 
 
 class _Call(Generic[T]):
