@@ -175,15 +175,16 @@ def test_one_undecodable_config_record_ends_no_run_and_loses_no_other_reply() ->
 
 
 def test_whatever_a_site_uploads_only_that_site_is_dropped(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pulling, "_SLACK", 200 << 20)
     with link() as there, caplog.at_level(logging.INFO, "noisewise"):
         good = [there.add(honest(noise())) for _ in range(3)]
         raising = {name: there.add(made) for name, (made, _) in UNDECODABLE.items()}
         others = {name: there.add(made) for name, made in UNUSABLE.items()}
         error = there.add(with_error)
-        played = strategy(round_seconds=30.0)
-        played.start(there.grid, start_arrays(), 2)
+        played = strategy(round_seconds=60.0)
+        played.start(there.grid, start_arrays(), 1)
     assert played.run is not None
     for found in reasons(played, raising):
         assert found == {

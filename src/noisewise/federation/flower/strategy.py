@@ -22,6 +22,7 @@ from torch import Tensor
 
 from noisewise.aggregation.base import Aggregator, Disclosure
 from noisewise.aggregation.methods import Method, make_method
+from noisewise.aggregation.permitted import is_unguarded
 from noisewise.checks import fraction, non_negative_number, positive_int, positive_number
 from noisewise.errors import InvalidValueError, UpdateError
 from noisewise.federation.checkpoint import alone_in
@@ -277,7 +278,7 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         return MetricRecord({NOISED_ACCURACY: sum(told) / len(told)}) if told else None
 
     def summary(self) -> None:
-        """One line about the run."""
+        """One line about the run, and a warning if nothing protects it from quiet updates."""
         needs = ", ".join(sorted(n.value for n in self.method.aggregator.needs)) or "nothing"
         _log.info(
             "%s, which needs to be told %s; at least %d clients; learning rate %g; results in %s",
@@ -287,6 +288,14 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
             self.learning_rate,
             self.folder or "memory",
         )
+        if is_unguarded(self.method.aggregator):
+            _log.warning(
+                "%s runs WITHOUT A NOISE FLOOR: one site that sends an update without noise gets "
+                "all the weight and decides the model, and so do two sites that send the same "
+                "update. Compute a floor with `noisewise flower floor` and set noise-floor in the "
+                "app's config, or give NoiseAware a method that is guarded(floor, attackers)",
+                self.method.name,
+            )
 
     # ------------------------------------------------------------ asking and hearing
 
