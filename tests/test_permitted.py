@@ -95,17 +95,23 @@ def test_without_the_floor_a_quiet_update_gets_all_the_weight(attack: str) -> No
 
 
 def test_the_floor_is_below_the_noise_of_every_permitted_plan() -> None:
-    """Plans drawn from the ranges, half of them at whole multiples of the batch."""
+    """Plans drawn from the ranges, half of them at whole multiples of the batch, and corners."""
     rng = random.Random(0)
-    plans = []
-    for _ in range(40):
+    drawn = [(120, 60, 1), (660, 60, 1), (660, 60, 3), (96, 16, 1), (688, 16, 3)]
+    for _ in range(30):
         batch = rng.randint(*WIDE.batch)
         records = rng.randint(max(WIDE.records[0], batch), WIDE.records[1])
         if rng.random() < 0.5:
             records = max(WIDE.records[0], records - records % batch)
-        epochs = rng.randint(*WIDE.epochs)
-        spec = ClientSpec("site", records, batch, WIDE.epsilon, WIDE.delta, epochs)
-        plans.append(make_plan(spec, rounds=WIDE.rounds, clip_norm=WIDE.clip_norm))
+        drawn.append((records, batch, rng.randint(*WIDE.epochs)))
+    plans = [
+        make_plan(
+            ClientSpec("site", records, batch, WIDE.epsilon, WIDE.delta, epochs),
+            rounds=WIDE.rounds,
+            clip_norm=WIDE.clip_norm,
+        )
+        for records, batch, epochs in drawn
+    ]
     for normalised in (False, True):
         floor = WIDE.floor(10**6, RATE, normalised=normalised)
         least = min(plan_noise(plan, 10**6, RATE, normalised=normalised) for plan in plans)
