@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 import random
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -56,6 +55,16 @@ def honest_energies() -> list[float]:
 def noise(energy: float, seed: int) -> torch.Tensor:
     values = np.random.default_rng(seed).normal(size=SIZE) * np.sqrt(energy / SIZE)
     return torch.from_numpy(values.astype(np.float32))
+
+
+def load(path: Path) -> Any:
+    """A module of the written app."""
+    spec = importlib.util.spec_from_file_location(f"written_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 ATTACKS = {
@@ -244,19 +253,54 @@ def test_every_start_without_a_floor_says_loudly_what_is_not_protected(
 
 
 @pytest.mark.extras
+def test_the_demo_learns_under_the_templates_floor_and_drops_no_honest_site(
+    tmp_path: Path,
+) -> None:
+    """The demo's five sites with their own clients and ledgers, beside one that sends no noise."""
+    pytest.importorskip("flwr.app", reason="needs requirements-extras.lock")
+    from flower_cases import LocalGrid, context
+    from flwr.app import Array, ArrayRecord, Message, RecordDict
+
+    from noisewise.federation.flower.client import make_client_app
+    from noisewise.federation.flower.evaluate import public_evaluation
+    from noisewise.federation.flower.strategy import NoiseAware
+    from noisewise.training.models import make_model
+
+    config = template_config(tmp_path)
+    load(tmp_path / "demo.py").main(tmp_path / "demo", 5, 3)
+
+    def node(number: int) -> Any:
+        site = make_client_app(tmp_path / "demo" / f"site-{number}" / "site.toml")
+        return lambda message: site(message, context())
+
+    def quiet(message: Message) -> Message:
+        shapes = {name: part.shape for name, part in message.content["arrays"].items()}
+        tiny = {name: Array(np.full(shape, 1e-3, np.float32)) for name, shape in shapes.items()}
+        return Message(RecordDict({"delta": ArrayRecord(tiny)}), reply_to=message)
+
+    method = load(tmp_path / "noisewise_app" / "server_app.py").method(config)
+    strategy = NoiseAware(method, learning_rate=config["learning-rate"], min_clients=3)
+    model = make_model(config["model"], (1, 8, 8), config["classes"], seed=0)
+    strategy.start(
+        LocalGrid({**{k: node(k) for k in range(5)}, 9: quiet}),
+        ArrayRecord(dict(model.named_parameters())),
+        config["num-rounds"],
+        evaluate_fn=public_evaluation(model, tmp_path / "demo" / "public.npz"),
+    )
+    assert strategy.run is not None
+    for record in strategy.run.records:
+        assert set(record.dropped) == {"9"}
+        assert record.weights["9"] == 0
+    assert strategy.run.records[-1].mean_accuracy > 0.5
+
+
+@pytest.mark.extras
 def test_the_templates_server_warns_of_a_floor_for_other_settings(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("flwr.app", reason="needs requirements-extras.lock")
     config = template_config(tmp_path)
-    spec = importlib.util.spec_from_file_location(
-        "templates_server_app", tmp_path / "noisewise_app" / "server_app.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    server: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(server)
-    sys.modules.pop("templates_server_app", None)
+    server = load(tmp_path / "noisewise_app" / "server_app.py")
     server.check_floor(config, SIZE)
     assert "computed for" not in caplog.text
     for change in ({"learning-rate": 0.1}, {"method": "NoiseWise"}):

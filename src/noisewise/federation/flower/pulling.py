@@ -12,7 +12,7 @@ import contextvars
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from flwr.serverapp import Grid
 
 from noisewise.federation.flower.replies import Fault
 
-__all__ = ["fetch_replies", "memory_limit"]
+__all__ = ["fetch_replies", "memory_limit", "senders"]
 
 _TRIES = 3  # pulls of one reply that may raise before the server gives up on it
 _PATIENCE = 5.0  # seconds that one pull may take before the next site is asked about
@@ -91,6 +91,19 @@ def fetch_replies(
     counts = bool(hanging) and not strays.ever and _Call(grid, grid.get_node_ids).wait(_PATIENCE)
     for node in hanging:
         yield node, Fault("sent a reply that was not complete when the round closed", counts)
+
+
+def senders(
+    asked: Mapping[int, Message], replies: Iterable[Message]
+) -> Iterator[tuple[int, Message]]:
+    """(node that was asked, its reply); a message that answers none of these is left out."""
+    nodes = {message.metadata.message_id: node for node, message in asked.items()}
+    for reply in replies:
+        node = nodes.get(reply.metadata.reply_to_message_id)
+        if node is None:
+            _log.warning("a message that answers nothing was discarded")
+        else:
+            yield node, reply
 
 
 def _push(grid: Grid, messages: Sequence[Message]) -> dict[int, Fault]:

@@ -11,7 +11,7 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from noisewise.federation.checkpoint import alone_in
 from noisewise.federation.flower.declaration import declaration_questions, read_declarations
 from noisewise.federation.flower.ending import closing_on_error, end_run
 from noisewise.federation.flower.failures import MAX_BAD_REPLIES, FailureBook
-from noisewise.federation.flower.pulling import fetch_replies
+from noisewise.federation.flower.pulling import fetch_replies, senders
 from noisewise.federation.flower.records import layout_of, read_theta, to_record
 from noisewise.federation.flower.replies import (
     ARRAYS,
@@ -253,7 +253,7 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Close a round; None keeps the old model."""
-        return self._close_round(server_round, _senders(self._asked, replies), None)
+        return self._close_round(server_round, senders(self._asked, replies), None)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -273,7 +273,7 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """The mean of the noised accuracies that can be read; None without any."""
-        heard = _senders(self._questions, replies)
+        heard = senders(self._questions, replies)
         told = list(self._told_accuracies(server_round, heard).values())
         return MetricRecord({NOISED_ACCURACY: sum(told) / len(told)}) if told else None
 
@@ -437,16 +437,3 @@ def _as_method(method: Method | Aggregator | str) -> Method:
     if isinstance(method, Aggregator):
         return Method(type(method).__name__, method)
     raise InvalidValueError("method", type(method).__name__, "must be a method or an aggregator")
-
-
-def _senders(
-    asked: Mapping[int, Message], replies: Iterable[Message]
-) -> Iterator[tuple[int, Message]]:
-    """(node that was asked, its reply); a message that answers none of these is left out."""
-    nodes = {message.metadata.message_id: node for node, message in asked.items()}
-    for reply in replies:
-        node = nodes.get(reply.metadata.reply_to_message_id)
-        if node is None:
-            _log.warning("a message that answers nothing was discarded")
-        else:
-            yield node, reply
