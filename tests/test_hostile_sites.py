@@ -40,9 +40,18 @@ from flower_link import (  # noqa: E402
     refusal,
 )
 from flower_processes import Deployment  # noqa: E402
-from flwr.app import Error, Message, MessageType, MetricRecord, RecordDict  # noqa: E402
+from flwr.app import (  # noqa: E402
+    Array,
+    ArrayRecord,
+    Error,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.app.message import remove_content_from_message  # noqa: E402
 from flwr.common.serde import message_to_proto  # noqa: E402
+from flwr.supercore.inflatable.inflatable_object import get_object_id  # noqa: E402
 from google.protobuf.message import DecodeError  # noqa: E402
 
 from noisewise.errors import InvalidValueError, UpdateError  # noqa: E402
@@ -203,6 +212,41 @@ def test_whatever_a_site_uploads_only_that_site_is_dropped(
     assert "xxx" not in caplog.text
 
 
+RUDE = "\x1b[31m\x00\r\n\u202e" * 5000
+
+
+def rude_names(message: Message) -> list[Parcel]:
+    arrays = {f"{RUDE}{k}": Array(np.zeros(3, np.float32)) for k in range(5)}
+    return [pack(Message(RecordDict({"delta": ArrayRecord(arrays)}), reply_to=message))]
+
+
+def rude_records(message: Message) -> list[Parcel]:
+    return [pack(Message(RecordDict({RUDE: ArrayRecord({})}), reply_to=message))]
+
+
+def rude_round(message: Message) -> list[Parcel]:
+    reply = noise()(message)
+    reply.metadata.group_id = RUDE
+    return [pack(reply)]
+
+
+def test_no_text_of_a_site_reaches_the_log_or_the_results_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with link() as there, caplog.at_level(logging.DEBUG, "noisewise"):
+        for made in (rude_names, rude_records, rude_round, with_error):
+            there.add(made)
+        for _ in range(2):
+            there.add(honest(noise()))
+        strategy(folder=tmp_path).start(there.grid, start_arrays(), 1)
+    (record,) = load_run(tmp_path).rounds
+    ours = [r.getMessage() for r in caplog.records if r.name.startswith("noisewise")]
+    assert len(record.dropped) == 4
+    for text in [*record.dropped, *record.dropped.values(), *ours]:
+        assert text.isprintable()
+        assert len(text) < 400
+
+
 def test_without_the_memory_limit_a_small_reply_takes_much_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -260,6 +304,44 @@ def test_messages_that_answer_nothing_cost_no_other_site_its_reply(
     for record in played.run.records:
         assert set(record.weights) == {str(site.node.node_id) for site in [liar, *good]}
     assert "answer nothing" in caplog.text
+
+
+def readable_stray(message: Message) -> list[Parcel]:
+    """An update that answers nothing; the server's own number stands for its sender."""
+    parcel = pack(noise()(message))
+    root = Raw("Message", _claim(parcel), [])
+    contents = dict(parcel.contents)
+    old = contents.pop(parcel.proto.metadata.message_id)
+    child = old.split(b" ")[1].decode()
+    content = old.split(b" ")[0] + f" {child} {len(root.body)}".encode() + b"\x00" + root.body
+    name = get_object_id(content)
+    parcel.proto.metadata.message_id = name
+    parcel.tree.object_id = name
+    return [Parcel(parcel.proto, parcel.tree, contents | {name: content})]
+
+
+def _claim(parcel: Parcel) -> bytes:
+    meta = parcel.proto.metadata
+    meta.src_node_id = meta.dst_node_id = SERVER
+    meta.reply_to_message_id = ""
+    claimed = type(parcel.proto)()
+    claimed.metadata.CopyFrom(meta)
+    return bytes(claimed.SerializeToString())
+
+
+def test_an_update_that_answers_nothing_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes with the question for a silent site's reply, and is not that site's."""
+    monkeypatch.setattr(pulling._Strays, "discard", lambda self: None)
+    with link() as there:
+        silent = there.add(lambda message: [])
+        liar = there.add(lambda message: readable_stray(message))
+        good = [there.add(honest(noise())) for _ in range(2)]
+        played = strategy(round_seconds=2.0)
+        played.start(there.grid, start_arrays(), 1)
+    assert played.run is not None
+    (record,) = played.run.records
+    assert set(record.weights) == {str(site.node.node_id) for site in good}
+    assert {str(site.node.node_id) for site in (silent, liar)} == set(record.dropped)
 
 
 def test_a_site_is_not_blamed_for_what_came_with_its_reply(
