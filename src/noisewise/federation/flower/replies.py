@@ -26,6 +26,7 @@ __all__ = [
     "NoReplyError",
     "read_noised_accuracy",
     "read_update",
+    "reading",
 ]
 
 ARRAYS, DELTA, CONFIG, METRICS = "arrays", "delta", "config", "metrics"
@@ -55,6 +56,22 @@ class Fault:
     counts: bool = True
 
 
+@contextmanager
+def reading() -> Iterator[None]:
+    """Turn whatever a reply raises into an `UpdateError` that holds no text of the site.
+
+    A decorator of functions that read a reply.
+    """
+    try:
+        yield
+    except UpdateError:
+        raise
+    except Exception as error:
+        name = type(error).__name__[:60]
+        raise UpdateError(f"sent what cannot be read ({name})") from None
+
+
+@reading()
 def read_update(
     reply: Message | Fault, number: int, layout: ParameterLayout, theta: Tensor, normalise: bool
 ) -> Tensor:
@@ -71,13 +88,6 @@ def read_update(
         NoReplyError: there is no reply to read.
         UpdateError: whatever is wrong with it, in one line.
     """
-    with _any_error():
-        return _read_update(reply, number, layout, theta, normalise)
-
-
-def _read_update(
-    reply: Message | Fault, number: int, layout: ParameterLayout, theta: Tensor, normalise: bool
-) -> Tensor:
     records = _content(reply, number, "update").array_records
     if len(records) != 1 or next(iter(records)) not in (DELTA, ARRAYS):
         names = [str(name)[:20] for name in list(records)[:3]]
@@ -94,6 +104,7 @@ def _read_update(
     return update
 
 
+@reading()
 def read_noised_accuracy(reply: Message | Fault, number: int) -> float:
     """The noised accuracy of a reply; see `read_update`.
 
@@ -101,11 +112,6 @@ def read_noised_accuracy(reply: Message | Fault, number: int) -> float:
         NoReplyError: there is no reply to read.
         UpdateError: whatever is wrong with it, in one line.
     """
-    with _any_error():
-        return _read_noised_accuracy(reply, number)
-
-
-def _read_noised_accuracy(reply: Message | Fault, number: int) -> float:
     content = _content(reply, number, "metric")
     names = [str(name)[:20] for name in list(content)[:3]]
     if names != [METRICS] or [*content.metric_records] != [METRICS]:
@@ -118,18 +124,6 @@ def _read_noised_accuracy(reply: Message | Fault, number: int) -> float:
     if type(value) is not float or not math.isfinite(value) or not LOWEST <= value <= HIGHEST:
         raise UpdateError(f"sent {str(value)[:40]}, expected a number in [{LOWEST:g}, {HIGHEST:g}]")
     return value
-
-
-@contextmanager
-def _any_error() -> Iterator[None]:
-    """Turn whatever a reply raises into an `UpdateError` that holds no text of the site."""
-    try:
-        yield
-    except UpdateError:
-        raise
-    except Exception as error:
-        name = type(error).__name__[:60]
-        raise UpdateError(f"sent what cannot be read ({name})") from None
 
 
 def _content(reply: Message | Fault, number: int, what: str) -> RecordDict:
