@@ -1,8 +1,9 @@
 """Which coordinates a part reads must not be foreseeable by the clients of a deployment.
 
 An estimator that reads a sample of a large model draws it by a seed, which makes simulations
-repeatable. A client that knows the seed could leave its noise out of the other coordinates or of
-just these. A deployed server therefore asks its parts to draw from the system's randomness.
+repeatable. A client that knows the seed could leave its noise out of just these coordinates, look
+quiet and get a large weight. A deployed server therefore asks its parts to draw from the system's
+randomness.
 """
 
 from __future__ import annotations
