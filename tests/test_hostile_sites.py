@@ -43,6 +43,7 @@ from flower_processes import Deployment  # noqa: E402
 from flwr.app import (  # noqa: E402
     Array,
     ArrayRecord,
+    ConfigRecord,
     Error,
     Message,
     MessageType,
@@ -66,7 +67,7 @@ NOT_PROTOBUF = b"\xff\xff\xff"
 
 
 def strategy(**options: Any) -> NoiseAware:
-    told = {"poll_seconds": 0.05, "round_seconds": 5.0, **options}
+    told = {"poll_seconds": 0.05, "round_seconds": 5.0, "declaration_seconds": 0, **options}
     return NoiseAware("RobustHDP", learning_rate=RATE, **told)
 
 
@@ -210,6 +211,37 @@ def test_whatever_a_site_uploads_only_that_site_is_dropped(
         assert max(map(len, record.dropped.values())) < 300
     assert "\x1b" not in caplog.text
     assert "xxx" not in caplog.text
+
+
+def declaring(answer: Behaviour) -> Behaviour:
+    """Trains honestly, and answers the question for a declaration in some way."""
+
+    def behave(message: Message) -> list[Parcel]:
+        asked = message.metadata.message_type.startswith("query")
+        return answer(message) if asked else honest(noise())(message)
+
+    return behave
+
+
+def declared(message: Message) -> list[Parcel]:
+    claim = ConfigRecord({"unit": "record", "epsilon": 1.0, "delta": 1e-5})
+    return [pack(Message(RecordDict({"declaration": claim}), reply_to=message))]
+
+
+def test_whatever_a_site_declares_the_run_goes_on_with_everybody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pulling, "_SLACK", 200 << 20)
+    with link() as there:
+        good = there.add(declaring(declared))
+        others = [there.add(declaring(made)) for made, _ in UNDECODABLE.values()]
+        others += [there.add(declaring(made)) for made in UNUSABLE.values()]
+        played = strategy(round_seconds=60.0, declaration_seconds=5.0)
+        played.start(there.grid, start_arrays(), 1)
+    assert played.run is not None
+    assert set(played.run.declarations) == {str(good.node.node_id)}
+    (record,) = played.run.records
+    assert set(record.weights) == {str(site.node.node_id) for site in (good, *others)}
 
 
 RUDE = "\x1b[31m\x00\r\n\u202e" * 5000
@@ -573,14 +605,16 @@ class Fragile(RobustMean):
 
 def test_an_update_on_which_an_own_aggregator_fails_is_dropped_and_a_bug_is_not_hidden() -> None:
     nodes = {1: noise(), 2: noise(), 3: noise(1e6), 4: noise()}
-    played = NoiseAware(Fragile(1.0), learning_rate=RATE)
+    played = NoiseAware(Fragile(1.0), learning_rate=RATE, declaration_seconds=0)
     played.start(LocalGrid(nodes), start_arrays(), 2)
     assert played.run is not None
     for record in played.run.records:
         assert set(record.weights) == {"1", "2", "4"}
         assert record.dropped == {"3": "sent an update on which Fragile fails (LinAlgError)"}
     with pytest.raises(np.linalg.LinAlgError):
-        NoiseAware(Fragile(0.0), learning_rate=RATE).start(LocalGrid(nodes), start_arrays(), 2)
+        NoiseAware(Fragile(0.0), learning_rate=RATE, declaration_seconds=0).start(
+            LocalGrid(nodes), start_arrays(), 2
+        )
 
 
 # ------------------------------------------------------------ who is not asked again

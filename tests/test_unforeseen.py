@@ -165,7 +165,9 @@ def test_a_client_that_foresees_the_sample_wins_the_round_unless_the_server_draw
     assert quiet_weight(method.aggregator) > 0.9  # the caller's own object is as it was
 
 
-@pytest.mark.parametrize("estimator", [Silent(), SilentDataclass(), Denies()], ids=repr)
+@pytest.mark.parametrize(
+    "estimator", [Silent(), SilentDataclass(), Denies()], ids=lambda part: type(part).__name__
+)
 @pytest.mark.parametrize("around", [RobustHDP, NoiseWise], ids=lambda kind: kind.__name__)
 def test_an_estimator_that_declares_nothing_is_refused_with_the_remedy(
     estimator: Any, around: Any

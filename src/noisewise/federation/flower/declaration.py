@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from noisewise.errors import InvalidValueError, NoisewiseError
 from noisewise.federation.claims import UNITS, Declaration, read_declaration
+from noisewise.federation.flower.replies import Fault
 from noisewise.federation.flower.site import Site
 
 __all__ = [
@@ -72,7 +73,7 @@ def declaration_questions(nodes: Iterable[int]) -> list[Message]:
 
 
 def read_declarations(
-    replies: Iterable[tuple[int | None, Message | str]], asked: Iterable[int]
+    replies: Iterable[tuple[int, Message | Fault]], asked: Iterable[int]
 ) -> dict[str, Declaration]:
     """Declarations by client id. A node that sends none, or an invalid one, is left out.
 
@@ -100,9 +101,9 @@ def read_declarations(
     return declared
 
 
-def _read(reply: Message | str) -> Declaration | None:
+def _read(reply: Message | Fault) -> Declaration | None:
     """The declaration of a reply; None if the node gave no answer."""
-    if not isinstance(reply, Message) or reply.has_error():
+    if isinstance(reply, Fault) or reply.has_error():
         return None
     content = reply.content
     if [*content] != [RECORD] or [*content.config_records] != [RECORD]:
