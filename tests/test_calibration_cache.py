@@ -29,7 +29,7 @@ Plan = Callable[[], Calibration]
 def cache_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, as a new process on a new machine sees it."""
     monkeypatch.setenv("NOISEWISE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "calibration-2.jsonl"
+    return tmp_path / "cache" / "calibration-3.jsonl"
 
 
 def plan() -> Calibration:
@@ -170,7 +170,7 @@ def test_without_a_disk_there_is_still_a_plan(
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("NOISEWISE_CACHE", str(tmp_path / "file" / "cache"))
     check_safe_and_tight(plan)
-    (tmp_path / "folder" / "calibration-2.jsonl").mkdir(parents=True)
+    (tmp_path / "folder" / "calibration-3.jsonl").mkdir(parents=True)
     monkeypatch.setenv("NOISEWISE_CACHE", str(tmp_path / "folder"))
     check_safe_and_tight(plan)
 

@@ -16,6 +16,7 @@ from noisewise.checks import fraction, positive_int, positive_number
 from noisewise.errors import AccountingError, InvalidValueError
 from noisewise.privacy import accounting
 from noisewise.privacy.accounting import ACCOUNTANTS, DEFAULT_ACCOUNTANT, RENYI, epsilon_of
+from noisewise.privacy.loss_distribution import compose_steps
 from noisewise.privacy.renyi import Array
 
 __all__ = ["Counts", "SpendingLimit", "add_steps", "composed_epsilon"]
@@ -165,7 +166,7 @@ def _pld(key: _Key, delta: float) -> float:
     parts = _merged(key)
     if len(parts) == 1:
         return epsilon_of(*parts[0], delta, "pld")
-    smallest = accounting._SMALLEST_PLD_NOISE
+    smallest = accounting.SMALLEST_PLD_NOISE
     if any(z < (smallest if q < 1 else 0.05) for q, z, _ in parts):
         return _renyi(key, delta, "rdp")  # a looser upper bound
     variance = sum(steps * accounting.step_loss_std(q, z) ** 2 for q, z, steps in parts)
@@ -185,7 +186,9 @@ def _pld(key: _Key, delta: float) -> float:
 
 def _pld_on_grid(parts: _Key, delta: float, interval: float) -> float:
     with np.errstate(over="ignore"):
-        whole = [accounting._one_step(q, z, interval).self_compose(steps) for q, z, steps in parts]
+        whole = [
+            compose_steps(accounting._one_step(q, z, interval), steps) for q, z, steps in parts
+        ]
         total = functools.reduce(lambda one, other: one.compose(other), whole)
         return float(total.get_epsilon_for_delta(delta))
 
