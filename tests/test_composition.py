@@ -15,7 +15,8 @@ from scipy.stats import norm
 
 from noisewise.errors import AccountingError, InvalidValueError
 from noisewise.privacy import epsilon_of
-from noisewise.privacy.composition import SpendingLimit, add_steps, composed_epsilon
+from noisewise.privacy.composition import add_steps, composed_epsilon
+from noisewise.privacy.limit import SpendingLimit
 
 Kinds = dict[tuple[float, float], int]
 Epsilon = Callable[[Kinds, float], float]
@@ -176,9 +177,9 @@ def test_the_accountant_is_asked_rarely(monkeypatch: pytest.MonkeyPatch) -> None
     asked = []
     fits = SpendingLimit._fits
 
-    def counted(self: SpendingLimit, counts: Kinds, epsilon: float) -> bool:
+    def counted(self: SpendingLimit, counts: Kinds) -> bool:
         asked.append(counts)
-        return fits(self, counts, epsilon)
+        return fits(self, counts)
 
     monkeypatch.setattr(SpendingLimit, "_fits", counted)
     limit = SpendingLimit(epsilon_of(1.0, 50.0, 500, 1e-5), 1e-5, "pld")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -105,9 +105,9 @@ def test_the_support_holds_all_but_the_tail() -> None:
 
 
 @pytest.fixture
-def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing cached on disk."""
     monkeypatch.setenv("NOISEWISE_CACHE", str(tmp_path))
-    yield
 
 
 @pytest.mark.parametrize(

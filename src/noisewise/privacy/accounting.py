@@ -358,15 +358,15 @@ def check_bounds(sample_rate: float, steps: int, delta: float, accountant: str) 
         )
     if positive_int("steps", steps) > MOST_STEPS:
         raise InvalidValueError("steps", steps, f"accountants answer for at most {MOST_STEPS:,}")
+    fraction("delta", delta, one_allowed=False)
     least = 2 * ROUNDING_PER_STEP * steps
-    if fraction("delta", delta, one_allowed=False) < least and accountant == "pld":
-        if sample_rate < 1:  # else no Fourier transform is used
-            raise InvalidValueError(
-                "delta",
-                delta,
-                f"must be at least {least:.2g} for {steps:,} steps with accountant 'pld' (rounding "
-                "hides less); choose a larger delta, fewer steps or accountant 'rdp'",
-            )
+    if accountant == "pld" and sample_rate < 1 and delta < least:
+        raise InvalidValueError(
+            "delta",
+            delta,
+            f"must be at least {least:.2g} for {steps:,} steps with accountant 'pld' (rounding "
+            "hides less); choose a larger delta, fewer steps or accountant 'rdp'",
+        )
 
 
 @functools.lru_cache(maxsize=65536, typed=True)  # typed: True must not pass for a cached 1

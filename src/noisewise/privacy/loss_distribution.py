@@ -71,9 +71,13 @@ class _GaussianLoss(GaussianPrivacyLoss):  # type: ignore[misc]
             raise ValueError("floats do not resolve the privacy loss at this sampling rate")
         plain[~at_end] = scaled[~at_end] + np.log1p(-np.exp(rest - scaled[~at_end]))
         plain[(signed == 0) & ~at_end] = np.log(1 / q + (1 - 1 / q))
-        if adds:
-            return self._inverse_privacy_loss_without_subsampling_add(-plain)
-        return self._inverse_privacy_loss_without_subsampling_remove(plain)
+        invert = (
+            self._inverse_privacy_loss_without_subsampling_add
+            if adds
+            else self._inverse_privacy_loss_without_subsampling_remove
+        )
+        inverses: Array = invert(-plain if adds else plain)
+        return inverses
 
 
 def one_step_distribution(

@@ -17,12 +17,13 @@ from noisewise.checks import positive_int
 from noisewise.errors import AccountingError, BudgetSpentError, InvalidValueError, LedgerError
 from noisewise.privacy.accounting import ACCOUNTANTS, DEFAULT_ACCOUNTANT
 from noisewise.privacy.budget import PrivacyBudget
-from noisewise.privacy.composition import Counts, SpendingLimit, add_steps, composed_epsilon
+from noisewise.privacy.composition import Counts, add_steps, composed_epsilon
 from noisewise.privacy.ledger.chain import Event, Header, History, link
 from noisewise.privacy.ledger.charges import Charge, check_hash, training_charge
 from noisewise.privacy.ledger.statement import Statement, make_statement
 from noisewise.privacy.ledger.store import Store
 from noisewise.privacy.ledger.witness import Seen, Witness
+from noisewise.privacy.limit import limit_for
 from noisewise.privacy.plan import LocalPlan
 
 __all__ = ["WARN_FROM", "Ledger", "Reservation", "SealedReply"]
@@ -94,8 +95,8 @@ class Ledger:
         self.path, self.header = self._store.path, self._store.header
         self._witness = Witness(self.path)
         budget, accountant = self.header.budget, self.header.accountant
-        self._limit = SpendingLimit(budget.epsilon, budget.delta, accountant)
-        self._warning = SpendingLimit(WARN_FROM * budget.epsilon, budget.delta, accountant)
+        self._limit = limit_for(budget.epsilon, budget.delta, accountant)
+        self._warning = limit_for(WARN_FROM * budget.epsilon, budget.delta, accountant)
         self._history = History.begin(self.header)
         try:
             self._refresh()
@@ -215,10 +216,13 @@ class Ledger:
 
         Raises:
             BudgetSpentError: it does not fit into the budget, or ``at_most`` are granted already.
-            LedgerError: the ledger cannot be trusted or written.
+            LedgerError: the ledger cannot be trusted or written, or no accountant answers for the
+                cost (bounds: sample_rate from 1e-6, at most 10^8 steps in all, at most 64 kinds of
+                (sample_rate, noise_multiplier) with ``pld``).
+            InvalidValueError: ``instruction`` or ``cost`` is none.
         """
         check_hash("instruction", instruction)
-        charge = training_charge(cost) if isinstance(cost, LocalPlan) else cost
+        charge = _charge_of(cost)
         with self._lock:
             self._refresh()
             stored = self._stored(charge.purpose, instruction)
@@ -231,7 +235,7 @@ class Ledger:
                     return stored
                 self._check_fits(charge)
                 self._check_number(charge, at_most)
-                before = self._history.counts
+                before = dict(self._history.counts)
                 event = append(instruction=instruction, charge=charge)
             self._warn(before, charge)
         return Reservation(self.header.ledger_id, event.seq, instruction, charge, event.hash)
@@ -276,15 +280,19 @@ class Ledger:
         with self._lock:
             self._refresh()
             kept = frozenset(self._store.replies_kept())
-            return make_statement(self.header, self._history, self._limit, kept, str(self.path))
+            with self._accounting():
+                return make_statement(self.header, self._history, self._limit, kept, str(self.path))
 
     def room(self, cost: LocalPlan | Charge, *, at_most: int) -> int:
         """How many more times `reserve` would grant this now, if it were asked for nothing else."""
-        charge = training_charge(cost) if isinstance(cost, LocalPlan) else cost
+        charge = _charge_of(cost)
         with self._lock:
             self._refresh()
-            counts, number = self._history.counts, self._granted(charge)
-        fits = self._limit.room(counts, charge.sample_rate, charge.noise_multiplier, charge.steps)
+            counts, number = dict(self._history.counts), self._history.granted[charge]
+        with self._accounting():
+            fits = self._limit.room(
+                counts, charge.sample_rate, charge.noise_multiplier, charge.steps
+            )
         return max(0, min(fits, at_most - number))
 
     # ------------------------------------------------------------ inner parts
@@ -311,11 +319,8 @@ class Ledger:
             return SealedReply(reservation, reply)
         return None
 
-    def _granted(self, charge: Charge) -> int:
-        return sum(event.charge == charge for event in self._history.reservations.values())
-
     def _check_number(self, charge: Charge, at_most: int | None) -> None:
-        if at_most is not None and self._granted(charge) >= at_most:
+        if at_most is not None and self._history.granted[charge] >= at_most:
             what = "rounds of this plan" if charge.purpose == "training" else "noised figures"
             raise BudgetSpentError(
                 f"{self.path}: all {at_most} {what} that the site allows are charged, whatever "
@@ -326,18 +331,25 @@ class Ledger:
         cost = (charge.sample_rate, charge.noise_multiplier, charge.steps)
         counts, budget = self._history.counts, self.header.budget
         accountant = self.header.accountant
-        try:
+        with self._accounting():
             if self._limit.allows(counts, *cost):
                 return
             after = composed_epsilon(add_steps(counts, *cost), budget.delta, accountant)
-        except AccountingError as error:
-            raise LedgerError(f"{self.path}: {error}; nothing was reserved") from error
         raise BudgetSpentError(
             f"{self.path}: the budget does not allow {charge.steps} more steps at z = "
             f"{charge.noise_multiplier:g}, q = {charge.sample_rate:g}: they would make epsilon "
             f"{after:.6g} of {budget.epsilon:g} (delta {budget.delta:g}, {accountant}); "
             "nothing was reserved"
         )
+
+    @contextmanager
+    def _accounting(self) -> Iterator[None]:
+        """Whatever an accountant cannot answer is one line, and nothing is granted."""
+        try:
+            yield
+        except (AccountingError, ArithmeticError, ValueError, MemoryError) as error:
+            reason = str(error) or type(error).__name__
+            raise LedgerError(f"{self.path}: {reason}; nothing was reserved") from error
 
     @contextmanager
     def _appending(self) -> Iterator[Callable[..., Event]]:
@@ -365,7 +377,9 @@ class Ledger:
 
     def _warn(self, before: Counts, charge: Charge) -> None:
         cost = (charge.sample_rate, charge.noise_multiplier, charge.steps)
-        if not self._warning.allows(before, *cost):
+        with self._accounting():
+            early = self._warning.allows(before, *cost)
+        if not early:
             budget = self.header.budget
             _log.warning(
                 "%s: at least %.0f %% of epsilon = %g (delta %g) is spent",
@@ -374,6 +388,15 @@ class Ledger:
                 budget.epsilon,
                 budget.delta,
             )
+
+
+def _charge_of(cost: object) -> Charge:
+    """The charge that is asked for, checked anew: an object that was tampered with is refused."""
+    if isinstance(cost, LocalPlan):
+        return training_charge(cost)
+    if not isinstance(cost, Charge):
+        raise InvalidValueError("cost", type(cost).__name__, "must be a LocalPlan or a Charge")
+    return Charge(cost.purpose, cost.sample_rate, cost.noise_multiplier, cost.steps)
 
 
 def _text(time: datetime) -> str:

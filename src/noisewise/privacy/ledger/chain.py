@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from noisewise.checks import positive_int
 from noisewise.errors import InvalidValueError, LedgerError
 from noisewise.privacy.budget import PrivacyBudget
-from noisewise.privacy.composition import Counts, add_steps
 from noisewise.privacy.ledger.charges import Charge, check_hash
 
 __all__ = ["Event", "Header", "History", "link"]
@@ -104,12 +104,22 @@ def _sha256(*parts: object) -> str:
 
 @dataclass
 class History:
-    """All events so far, checked one by one, and what follows from them."""
+    """All events so far, checked one by one, and what follows from them.
+
+    Attributes:
+        head: hash of the last event.
+        reservations: by number.
+        seals: by the number of the reservation.
+        counts: steps by (sample_rate, noise_multiplier).
+        granted: how often each charge was granted.
+        hashes: of the header and all events.
+    """
 
     head: str
     reservations: dict[int, Event] = field(default_factory=dict)
     seals: dict[int, Event] = field(default_factory=dict)
-    counts: Counts = field(default_factory=dict)
+    counts: dict[tuple[float, float], int] = field(default_factory=dict)
+    granted: Counter[Charge] = field(default_factory=Counter)
     hashes: list[str] = field(default_factory=list)
     _answered: dict[tuple[str, str], list[int]] = field(default_factory=dict)
 
@@ -141,9 +151,9 @@ class History:
             if event.charge is not None:
                 self.reservations[event.seq] = event
                 charge = event.charge
-                self.counts = add_steps(
-                    self.counts, charge.sample_rate, charge.noise_multiplier, charge.steps
-                )
+                kind = (charge.sample_rate, charge.noise_multiplier)
+                self.counts[kind] = self.counts.get(kind, 0) + charge.steps
+                self.granted[charge] += 1
                 continue
             assert event.reservation is not None
             self.seals[event.reservation] = event

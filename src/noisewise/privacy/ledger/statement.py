@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Literal
 
 from noisewise.errors import LedgerError, NoisewiseError
-from noisewise.privacy.composition import SpendingLimit, composed_epsilon
+from noisewise.privacy.composition import composed_epsilon
 from noisewise.privacy.ledger.chain import Header, History
 from noisewise.privacy.ledger.store import Store
 from noisewise.privacy.ledger.witness import Witness
+from noisewise.privacy.limit import SpendingLimit
 
 __all__ = ["Entry", "Statement", "Verification", "make_statement", "verify_ledger"]
 
