@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from command import Noisewise
 
-from noisewise.errors import InvalidValueError
+from noisewise.errors import BudgetSpentError, InvalidValueError
 from noisewise.privacy import PrivacyBudget, epsilon_of
 from noisewise.privacy.ledger import (
     Charge,
@@ -20,6 +20,7 @@ from noisewise.privacy.ledger import (
     Reservation,
     instruction_hash,
     metrics_charge,
+    note_refusal,
 )
 from noisewise.report.statement import kinds, statement_html, statement_text
 
@@ -137,10 +138,22 @@ def test_verify_answers_by_exit_code(path: Path, noisewise: Noisewise) -> None:
     code, out, _ = noisewise("ledger", "verify", path)
     assert (code, "sound: 11 events" in out) == (0, True)
     head = out.split()[-1]
-    assert noisewise("ledger", "verify", path, "--head", head)[0] == 0
+    for noted in (head, head[:16], head[:16].upper() + "...", f" {head[:20]} "):
+        code, out, _ = noisewise("ledger", "verify", path, "--head", noted)
+        assert (code, "event 11 of 11" in out) == (0, True)
+    assert noisewise("ledger", "verify", path, "--head", head[:16], "--events", 11)[0] == 0
     code, out, _ = noisewise("ledger", "verify", path, "--head", "0" * 64, "--json")
-    assert code == 1
-    assert not json.loads(out)["ok"]
+    assert code == 3
+    assert (json.loads(out)["ok"], json.loads(out)["noted"]) == (False, "unknown")
+    code, out, _ = noisewise("ledger", "verify", path, "--head", "0" * 16)
+    assert (code, "sound: 11 events" in out, "UNKNOWN HEAD" in out) == (3, True, True)
+    code, out, _ = noisewise("ledger", "verify", path, "--head", head[:16], "--events", 10)
+    assert (code, "not of event 10" in out) == (3, True)
+    code, out, _ = noisewise("ledger", "verify", path, "--head", "0" * 16, "--events", 10)
+    assert (code, "NOT SOUND" in out, "rewritten" in out) == (1, True, True)
+    for words in (("--head", head[:15]), ("--head", "x" * 16), ("--events", 3)):
+        code, _, err = noisewise("ledger", "verify", path, *words)
+        assert (code, words[0].lstrip("-") in err) == (2, True)
     content = bytearray(path.read_bytes())
     place = content.index(instruction_hash(bytes([3])).encode())
     content[place] ^= 1
@@ -150,6 +163,30 @@ def test_verify_answers_by_exit_code(path: Path, noisewise: Noisewise) -> None:
     assert "NOT SOUND" in out
     code, out, err = noisewise("ledger", "show", path)
     assert (code, out, err.count("\n")) == (1, "", 1)
+
+
+def test_why_shows_the_last_refusals(path: Path, noisewise: Noisewise) -> None:
+    code, out, _ = noisewise("ledger", "why", path)
+    assert (code, out) == (0, f"no refusal is noted for {path}\n")
+    for number in range(3):
+        note_refusal(path, BudgetSpentError(f"no {number} \x1b[2Jleft\n"), round_number=number)
+    note_refusal(path, "in words")
+    path.write_bytes(b"corrupt")
+    code, out, _ = noisewise("ledger", "why", path, "--last", 2)
+    assert code == 0
+    first, remedy, second, other = out.splitlines()
+    assert ("in words" in first, "round" in first, "the client's log" in remedy) == (
+        True,
+        False,
+        True,
+    )
+    assert "round 2  no 2 \ufffd[2Jleft" in second
+    assert second.split()[0].endswith("Z")
+    assert "nothing" in other.lower()
+    path.unlink()
+    shown = json.loads(noisewise("ledger", "why", path, "--last", 50, "--json")[1])
+    assert [refusal["round"] for refusal in shown] == [None, 2, 1, 0]
+    assert shown[1]["kind"] == "BudgetSpentError"
 
 
 def test_errors_are_one_line(path: Path, noisewise: Noisewise, tmp_path: Path) -> None:

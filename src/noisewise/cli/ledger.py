@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,8 @@ ledger_app = typer.Typer(
     help="A site's privacy ledger: make it, read it, check it, print it.", no_args_is_help=True
 )
 app.add_typer(ledger_app, name="ledger")
+
+_UNKNOWN_HEAD = 3
 
 LedgerFile = Annotated[Path, typer.Argument(help="The ledger of one dataset, a file.")]
 
@@ -81,29 +84,70 @@ def ledger_show_command(
 def ledger_verify_command(
     ledger: LedgerFile,
     head: Annotated[
-        str | None, typer.Option(help="A last hash that was noted earlier: is it still there?")
+        str | None,
+        typer.Option(help="A last hash noted earlier, 16 digits or more: is it still there?"),
+    ] = None,
+    events: Annotated[
+        int | None, typer.Option(min=0, help="The number of events noted beside --head.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every page, hash, stored reply and the sum. Exit code 1 if anything is wrong.
+    """Check every page, hash, stored reply and the sum.
 
-    Example:
+    Exit code 0: sound. 1: something is wrong. 2: an option is invalid. 3: the ledger is sound and
+    the hash of --head is not known to it.
+
+    Examples:
       noisewise ledger verify ward7.ledger
+      noisewise ledger verify ward7.ledger --head 1b605e71ab0318da --events 91
     """
     from noisewise.privacy.ledger import verify_ledger
 
-    outcome = verify_ledger(ledger, head)
+    outcome = verify_ledger(ledger, head, events=events)
+    unknown = not outcome.ok and not outcome.problems
     if as_json:
         answer = {"ok": outcome.ok, "events": outcome.events, "head": outcome.head}
-        typer.echo(json.dumps({**answer, "problems": list(outcome.problems)}))
-    elif outcome.ok:
-        typer.echo(f"sound: {outcome.events} events, last hash {outcome.head}")
-    else:
+        noted = {"noted": outcome.noted, "remark": outcome.remark}
+        typer.echo(json.dumps({**answer, "problems": list(outcome.problems), **noted}))
+    elif outcome.problems:
         typer.echo("NOT SOUND; no client uses it like this:")
         for problem in outcome.problems:
             typer.echo(f"  {problem}")
+    else:
+        typer.echo(f"sound: {outcome.events} events, last hash {outcome.head}")
+    if not as_json and outcome.remark and outcome.noted in ("found", "unknown"):
+        typer.echo(f"{'UNKNOWN HEAD: ' if unknown else ''}{outcome.remark}")
     if not outcome.ok:
-        raise typer.Exit(1)
+        raise typer.Exit(_UNKNOWN_HEAD if unknown else 1)
+
+
+@ledger_app.command("why")
+def ledger_why_command(
+    ledger: Annotated[
+        Path, typer.Argument(help="The ledger; the site's file if that could not be read.")
+    ],
+    last: Annotated[int, typer.Option(min=1, max=50, help="How many refusals to show.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Show why the site did not take part: its last refusals, the newest first.
+
+    It works when the ledger is missing or corrupt.
+
+    Examples:
+      noisewise ledger why ward7.ledger
+      noisewise ledger why ward7.ledger --last 10
+    """
+    from noisewise.privacy.ledger import read_refusals
+
+    refusals = read_refusals(ledger, last)
+    if as_json:
+        typer.echo(json.dumps([asdict(refusal) for refusal in refusals], indent=1))
+        return
+    if not refusals:
+        typer.echo(f"no refusal is noted for {ledger}")
+    for refusal in refusals:
+        asked = "" if refusal.round is None else f"  round {refusal.round}"
+        typer.echo(f"{refusal.time}{asked}  {refusal.reason}\n  remedy: {refusal.remedy}")
 
 
 @ledger_app.command("export")

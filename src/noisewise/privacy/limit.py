@@ -240,7 +240,7 @@ class SpendingLimit:
 
 @functools.lru_cache(maxsize=64)
 def limit_for(epsilon: float, delta: float, accountant: str) -> SpendingLimit:
-    """The limit of this process for a budget: what it found out serves every ledger opened later."""
+    """The limit of this process for a budget; what it found out serves ledgers opened later."""
     return SpendingLimit(epsilon, delta, accountant)
 
 

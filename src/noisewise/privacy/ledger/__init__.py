@@ -10,7 +10,7 @@ A client needs four lines::
 
 `charges` says what a round costs, `chain` what an entry is and how entries hang together, `store`
 how they lie on disk, `witness` notices a database that went back in time, `book` is the `Ledger`
-itself and `statement` what a privacy officer reads.
+itself, `statement` what a privacy officer reads and `refusals` why the site did not take part.
 """
 
 from noisewise.privacy.ledger.book import Ledger, Reservation, SealedReply
@@ -21,12 +21,14 @@ from noisewise.privacy.ledger.charges import (
     metrics_charge,
     training_charge,
 )
+from noisewise.privacy.ledger.refusals import Refusal, note_refusal, read_refusals
 from noisewise.privacy.ledger.statement import Entry, Statement, Verification, verify_ledger
 
 __all__ = [
     "Charge",
     "Entry",
     "Ledger",
+    "Refusal",
     "Reservation",
     "SealedReply",
     "Statement",
@@ -34,6 +36,8 @@ __all__ = [
     "dataset_fingerprint",
     "instruction_hash",
     "metrics_charge",
+    "note_refusal",
+    "read_refusals",
     "training_charge",
     "verify_ledger",
 ]

@@ -13,6 +13,8 @@ from noisewise.errors import InvalidValueError, LedgerError
 from noisewise.privacy.budget import PrivacyBudget
 from noisewise.privacy.ledger.charges import Charge, check_hash
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 __all__ = ["Event", "Header", "History", "link"]
 
 
@@ -99,7 +101,7 @@ def link(previous: str, event: Event) -> str:
 
 
 def _sha256(*parts: object) -> str:
-    return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(_encode(parts).encode()).hexdigest()
 
 
 @dataclass

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from noisewise.errors import LedgerError, NoisewiseError
+from noisewise.checks import non_negative_int
+from noisewise.errors import InvalidValueError, LedgerError, NoisewiseError
 from noisewise.privacy.composition import composed_epsilon
 from noisewise.privacy.ledger.chain import Header, History
 from noisewise.privacy.ledger.store import Store
@@ -17,6 +19,10 @@ from noisewise.privacy.limit import SpendingLimit
 __all__ = ["Entry", "Statement", "Verification", "make_statement", "verify_ledger"]
 
 State = Literal["reserved", "sealed"]
+Noted = Literal["not asked", "found", "unknown", "rewritten"]
+
+FEWEST_DIGITS = 16
+"""Digits of a noted hash: with fewer, someone could make a new history that begins alike."""
 
 
 @dataclass(frozen=True)
@@ -168,25 +174,44 @@ class Verification:
         problems: none if the ledger is sound.
         events: that were checked.
         head: hash of the last event that is sound; empty if nothing could be read.
+        noted: what became of the noted hash: ``not asked``, ``found``, ``unknown`` (it is not in
+            this ledger: mistyped, another ledger's, or of a history that was rewritten) or
+            ``rewritten`` (the number of events beside it shows that the history changed).
+        remark: on the noted hash, in words; empty if there is nothing to say.
     """
 
     problems: tuple[str, ...]
     events: int
     head: str
+    noted: Noted = "not asked"
+    remark: str = ""
 
     @property
     def ok(self) -> bool:
-        """Whether the ledger is sound."""
-        return not self.problems
+        """Whether the ledger is sound, and holds the noted hash if there is one."""
+        return not self.problems and self.noted in ("not asked", "found")
 
 
-def verify_ledger(path: str | Path, head: str | None = None) -> Verification:
+def verify_ledger(
+    path: str | Path, head: str | None = None, *, events: int | None = None
+) -> Verification:
     """Check pages, header, chain, witness, stored replies and the sum; report all that is wrong.
 
     Args:
         path: of the ledger.
-        head: a hash noted from an earlier statement; it must still be part of the history.
+        head: a last hash noted from an earlier statement, or its first digits, 16 at least.
+        events: the number of events noted beside it. With it a history that was rewritten can be
+            told from a hash that was never in this ledger.
+
+    Raises:
+        InvalidValueError: ``head`` is no such hash, or ``events`` no such number.
     """
+    if head is not None:
+        head = _noted_hash(head)
+    if events is not None and head is None:
+        raise InvalidValueError("events", events, "belongs to a noted hash: give --head, too")
+    if events is not None:
+        non_negative_int("events", events)
     try:
         witness = Witness(Path(path).resolve())
         seen = witness.read()
@@ -202,9 +227,53 @@ def verify_ledger(path: str | Path, head: str | None = None) -> Verification:
             problems.append(str(error))
     finally:
         store.close()
-    if head is not None and head not in history.hashes:
-        problems.append(f"the noted hash {head} is not part of this history: it was rewritten")
-    return Verification(tuple(problems), history.seq, history.head)
+    noted: Noted = "not asked"
+    remark = ""
+    if head is not None:
+        noted, remark = _find(head, events, history)
+    if noted == "rewritten":
+        problems.append(remark)
+    return Verification(tuple(problems), history.seq, history.head, noted, remark)
+
+
+def _noted_hash(head: str) -> str:
+    """The digits of a noted hash; the dots after a shortened one do not matter."""
+    digits = head.strip().rstrip(".\N{HORIZONTAL ELLIPSIS}").lower()
+    if not re.fullmatch(rf"[0-9a-f]{{{FEWEST_DIGITS},64}}", digits):
+        raise InvalidValueError(
+            "head", head, f"must be the first {FEWEST_DIGITS} to 64 hexadecimal digits of a hash"
+        )
+    return digits
+
+
+def _find(head: str, events: int | None, history: History) -> tuple[Noted, str]:
+    """Whether a noted hash is part of the history, and what to tell if it is not."""
+    places = [place for place, hash_ in enumerate(history.hashes) if hash_.startswith(head)]
+    if len(places) > 1:
+        return "unknown", f"{head} begins {len(places)} hashes of this ledger: give more digits"
+    if places and events in (None, places[0]):
+        return "found", f"the noted hash is that of event {places[0]} of {history.seq}"
+    if places:
+        return "unknown", (
+            f"the noted hash is that of event {places[0]}, not of event {events}: the noted number "
+            "is wrong, the history holds the hash"
+        )
+    if events is None:
+        return "unknown", (
+            f"the noted hash {head} is not in this ledger. It may be mistyped or another ledger's, "
+            "or the history was rewritten: give the number of events noted beside it (--events) "
+            "to find out"
+        )
+    if events > history.seq:
+        return "rewritten", (
+            f"the ledger had {events} events when the hash was noted, now it has {history.seq}: "
+            "it was rewritten or put back from an old copy, or the note is another ledger's"
+        )
+    now = history.hashes[events][: len(head)]
+    return "rewritten", (
+        f"event {events} had the hash {head} when it was noted and now has {now}: the history was "
+        "rewritten, or the note is mistyped or another ledger's"
+    )
 
 
 def _problems(store: Store, history: History) -> list[str]:
@@ -223,6 +292,6 @@ def _problems(store: Store, history: History) -> list[str]:
         spent = composed_epsilon(history.counts, budget.delta, store.header.accountant)
         if spent > budget.epsilon:
             problems.append(f"epsilon {spent:.6g} is spent of {budget.epsilon:g}: overspent")
-    except NoisewiseError as error:
-        problems.append(str(error))
+    except (NoisewiseError, ArithmeticError, ValueError, MemoryError) as error:
+        problems.append(str(error) or type(error).__name__)
     return problems
