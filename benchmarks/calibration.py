@@ -1,6 +1,7 @@
 """Calibration of many different clients, cold: seconds by accountant.
 
 python benchmarks/calibration.py [--clients 10000] [--json FILE]
+python benchmarks/calibration.py --plans 200    # single plans over all of the stated bounds
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from noisewise.errors import AccountingError, InvalidValueError
 from noisewise.privacy import PrivacyBudget, calibrate
 
 
@@ -36,14 +38,43 @@ def seconds(accountant: str, clients: int) -> tuple[float, float]:
     return times[0], times[1]
 
 
+def single_plans(count: int, accountant: str = "pld") -> dict[str, float]:
+    """Processor time of single cold calibrations, over the bounds of `calibrate`."""
+    rng = np.random.default_rng(count)
+    times = []
+    while len(times) < count:
+        budget = PrivacyBudget(10 ** rng.uniform(-3, 3), 10 ** rng.uniform(-9, -2))
+        rate, steps = 10 ** rng.uniform(-6, 0), int(10 ** rng.uniform(0, 7))
+        start = time.process_time()
+        try:
+            calibrate(budget, rate, steps, accountant)
+        except InvalidValueError:  # outside of the bounds: refused at once
+            continue
+        except AccountingError as error:
+            print(f"no answer: {error}")
+        times.append(time.process_time() - start)
+        if times[-1] > 2:
+            print(f"{times[-1]:.2f} s: {budget}, q = {rate:.3g}, {steps} steps", flush=True)
+    return {
+        "plans": count,
+        "median": float(np.median(times)),
+        "p95": float(np.percentile(times, 95)),
+        "largest": max(times),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--plans", type=int, help="time so many single plans instead")
     parser.add_argument("--clients", type=int, default=10_000, help="for the accountant rdp")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     results = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["NOISEWISE_CACHE"] = folder
+        if arguments.plans:
+            print(json.dumps(single_plans(arguments.plans), indent=1))
+            return
         print(f"{'accountant':<12}{'clients':>9}{'cold s':>9}{'again s':>9}")
         for accountant, clients in (
             ("rdp", 20), ("moments", 20), ("pld", 20), ("rdp", arguments.clients)
