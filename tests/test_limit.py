@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ledger_cases import DATASET, instruction, reserve
 
-from noisewise.errors import InvalidValueError
+from noisewise.errors import BudgetSpentError, InvalidValueError
 from noisewise.privacy import PrivacyBudget, epsilon_of, limit
 from noisewise.privacy.composition import Counts, add_steps, composed_epsilon
 from noisewise.privacy.ledger import Charge, Ledger
@@ -146,6 +146,8 @@ def test_ledgers_opened_one_after_another_share_what_was_found(tmp_path: Path) -
             with Ledger.open(tmp_path / "l", dataset_id=DATASET, budget=budget) as ledger:
                 ledger.seal(reserve(ledger, number, charge), b"x")
     assert len(asked) < 20
-    with Ledger.open(tmp_path / "l", dataset_id=DATASET, budget=budget) as ledger:
-        with pytest.raises(Exception, match="does not allow"):
-            ledger.reserve(instruction("more"), charge)
+    with (
+        Ledger.open(tmp_path / "l", dataset_id=DATASET, budget=budget) as ledger,
+        pytest.raises(BudgetSpentError, match="does not allow"),
+    ):
+        ledger.reserve(instruction("more"), charge)

@@ -31,12 +31,12 @@ __all__ = ["Calibration", "calibrate"]
 SLACK = 0.002
 """A calibrated plan may leave up to this share of its epsilon unused."""
 
-LARGEST_EPSILON, SMALLEST_EPSILON, MOST_PLANNED_STEPS = 1000.0, 0.001, 10_000_000
+LARGEST_EPSILON, SMALLEST_EPSILON, MOST_PLANNED_STEPS = 1000.0, 0.01, 10_000_000
 """Bounds of a calibration, beside those of the accountants (`noisewise.privacy.accounting`)."""
 
 _LARGEST_Z, _SMALLEST_Z = 1e6, 1e-3
 
-_NEAR_ON_GRIDS = (0.05, 0.005)
+_NEAR_ON_GRIDS = (0.05, 0.03)
 """How near to the aim the search comes on the first and the second grid."""
 
 _JUMP = 1e-4
@@ -66,7 +66,7 @@ def calibrate(
     Within these bounds a first calibration takes at most 3 seconds of a processor's time
     (benchmarks/calibration.py):
 
-    - ``budget.epsilon`` from 0.001 to 1000; ``budget.delta`` below the chance that a record is
+    - ``budget.epsilon`` from 0.01 to 1000; ``budget.delta`` below the chance that a record is
       ever sampled, and for ``pld`` at least 4.6e-16 times the steps;
     - ``sample_rate`` from 1e-6 to 1; ``steps`` at most 10^7.
 
@@ -246,7 +246,7 @@ def _epsilon_or_zero(
     try:
         return epsilon_of(sample_rate, z, steps, budget.delta, accountant)
     except AccountingError:
-        if z < 0.3:
+        if z < (SMALLEST_PLD_NOISE if accountant == "pld" else 0.3):
             raise
         return 0.0
 
