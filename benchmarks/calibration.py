@@ -43,7 +43,7 @@ def single_plans(count: int, accountant: str = "pld") -> dict[str, float]:
     rng = np.random.default_rng(count)
     times = []
     while len(times) < count:
-        budget = PrivacyBudget(10 ** rng.uniform(-2, 3), 10 ** rng.uniform(-9, -2))
+        budget = PrivacyBudget(10 ** rng.uniform(-2, 4), 10 ** rng.uniform(-9, -2))
         rate, steps = 10 ** rng.uniform(-6, 0), int(10 ** rng.uniform(0, 7))
         start = time.process_time()
         try:

@@ -133,7 +133,7 @@ def test_requests_out_of_bounds_are_refused_at_once(field: str, change: dict[str
     ("field", "epsilon", "delta", "rate", "steps"),
     [
         ("sample_rate", 1.0, 1e-5, 1e-12, 10), ("steps", 1.0, 1e-5, 0.1, 2**62),
-        ("steps", 1.0, 1e-5, 0.1, 10**7 + 1), ("epsilon", 1001.0, 1e-5, 0.1, 10),
+        ("steps", 1.0, 1e-5, 0.1, 10**7 + 1), ("epsilon", 10_001.0, 1e-5, 0.1, 10),
         ("epsilon", 0.0099, 1e-5, 0.1, 10), ("delta", 1.0, 1e-3, 1e-5, 99),
         ("delta", 1.0, 1e-14, 0.1, 1000),
     ],

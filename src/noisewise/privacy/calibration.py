@@ -31,7 +31,7 @@ __all__ = ["Calibration", "calibrate"]
 SLACK = 0.002
 """A calibrated plan may leave up to this share of its epsilon unused."""
 
-LARGEST_EPSILON, SMALLEST_EPSILON, MOST_PLANNED_STEPS = 1000.0, 0.01, 10_000_000
+LARGEST_EPSILON, SMALLEST_EPSILON, MOST_PLANNED_STEPS = 10_000.0, 0.01, 10_000_000
 """Bounds of a calibration, beside those of the accountants (`noisewise.privacy.accounting`)."""
 
 _LARGEST_Z, _SMALLEST_Z = 1e6, 1e-3
@@ -66,7 +66,7 @@ def calibrate(
     Within these bounds a first calibration takes at most 3 seconds of a processor's time
     (benchmarks/calibration.py):
 
-    - ``budget.epsilon`` from 0.01 to 1000; ``budget.delta`` below the chance that a record is
+    - ``budget.epsilon`` from 0.01 to 10,000; ``budget.delta`` below the chance that a record is
       ever sampled, and for ``pld`` at least 4.6e-16 times the steps;
     - ``sample_rate`` from 1e-6 to 1; ``steps`` at most 10^7.
 

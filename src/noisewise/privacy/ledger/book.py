@@ -19,7 +19,7 @@ from noisewise.privacy.accounting import ACCOUNTANTS, DEFAULT_ACCOUNTANT
 from noisewise.privacy.budget import PrivacyBudget
 from noisewise.privacy.composition import Counts, add_steps, composed_epsilon
 from noisewise.privacy.ledger.chain import Event, Header, History, link
-from noisewise.privacy.ledger.charges import Charge, check_hash, training_charge
+from noisewise.privacy.ledger.charges import Charge, charge_of, check_hash
 from noisewise.privacy.ledger.statement import Statement, make_statement
 from noisewise.privacy.ledger.store import Store
 from noisewise.privacy.ledger.witness import Seen, Witness
@@ -222,7 +222,7 @@ class Ledger:
             InvalidValueError: ``instruction`` or ``cost`` is none.
         """
         check_hash("instruction", instruction)
-        charge = _charge_of(cost)
+        charge = charge_of(cost)
         with self._lock:
             self._refresh()
             stored = self._stored(charge.purpose, instruction)
@@ -285,7 +285,7 @@ class Ledger:
 
     def room(self, cost: LocalPlan | Charge, *, at_most: int) -> int:
         """How many more times `reserve` would grant this now, if it were asked for nothing else."""
-        charge = _charge_of(cost)
+        charge = charge_of(cost)
         with self._lock:
             self._refresh()
             counts, number = dict(self._history.counts), self._history.granted[charge]
@@ -388,15 +388,6 @@ class Ledger:
                 budget.epsilon,
                 budget.delta,
             )
-
-
-def _charge_of(cost: object) -> Charge:
-    """The charge that is asked for, checked anew: an object that was tampered with is refused."""
-    if isinstance(cost, LocalPlan):
-        return training_charge(cost)
-    if not isinstance(cost, Charge):
-        raise InvalidValueError("cost", type(cost).__name__, "must be a LocalPlan or a Charge")
-    return Charge(cost.purpose, cost.sample_rate, cost.noise_multiplier, cost.steps)
 
 
 def _text(time: datetime) -> str:

@@ -17,6 +17,7 @@ from noisewise.privacy.plan import LocalPlan
 __all__ = [
     "Charge",
     "Purpose",
+    "charge_of",
     "check_hash",
     "dataset_fingerprint",
     "instruction_hash",
@@ -59,6 +60,15 @@ def training_charge(plan: LocalPlan) -> Charge:
     if not plan.is_private:
         raise InvalidValueError("plan", "without noise", "a ledger grants only plans with noise")
     return Charge("training", plan.sample_rate, plan.noise_multiplier, plan.steps_per_round)
+
+
+def charge_of(cost: object) -> Charge:
+    """The charge that is asked for, checked anew: an object that was tampered with is refused."""
+    if isinstance(cost, LocalPlan):
+        return training_charge(cost)
+    if not isinstance(cost, Charge):
+        raise InvalidValueError("cost", type(cost).__name__, "must be a LocalPlan or a Charge")
+    return Charge(cost.purpose, cost.sample_rate, cost.noise_multiplier, cost.steps)
 
 
 def metrics_charge(noise_multiplier: float, releases: int = 1) -> Charge:
