@@ -7,6 +7,17 @@ EXTRAS := $(VENV)/.installed-extras
 BENCH := $(VENV)/.installed-bench
 DOCS := $(VENV)/.installed-docs
 
+# Installs lock files. pip takes only files whose SHA-256 is listed there; HASHES=no takes any build
+# of the pinned versions, where the listed ones (torch's CPU build) are not offered.
+HASHES := yes
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+ifeq ($(HASHES),no)
+from_lock = grep -hoE '^[A-Za-z0-9._-]+==[^ ]+' $(1) > $(VENV)/versions.txt && $(PIP) -r $(VENV)/versions.txt
+else
+from_lock = $(PIP) --require-hashes $(addprefix -r ,$(1)) || { echo "If pip offers no torch with a listed hash: \
+	add an index of torch's CPU builds to pip's configuration, or run \`make HASHES=no $(MAKECMDGOALS)\`." >&2; exit 1; }
+endif
+
 .PHONY: help install demo test check docs bench lint types format lock clean
 
 help:            ## list the commands
@@ -17,20 +28,20 @@ install: $(STAMP) ## make .venv and install from requirements.lock
 $(STAMP): requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "noisewise needs Python 3.11 or newer; set PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(call from_lock,requirements.lock)
+	$(PIP) --no-deps --no-build-isolation -e .
 	touch $@
 
 $(EXTRAS): requirements-extras.lock $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock -r requirements-extras.lock
+	$(call from_lock,requirements.lock requirements-extras.lock)
 	touch $@
 
 $(DOCS): requirements-docs.lock $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock -r requirements-docs.lock
+	$(call from_lock,requirements.lock requirements-docs.lock)
 	touch $@
 
 $(BENCH): requirements-bench.lock $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock -r requirements-bench.lock
+	$(call from_lock,requirements.lock requirements-bench.lock)
 	touch $@
 
 demo: $(STAMP)   ## compare all methods on handwritten digits (about a minute)
@@ -67,9 +78,8 @@ format: $(STAMP) ## let ruff format and mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lock: $(STAMP)   ## write requirements.lock from what .venv holds
-	{ sed -n '/^#/p' requirements.lock; $(BIN)/python -m pip freeze --all --exclude-editable | grep -vxFf requirements-extras.lock | grep -v "^pip==" | sed "s/+cpu//"; } > requirements.lock.new
-	mv requirements.lock.new requirements.lock
+lock: $(STAMP)   ## write the lock files from pyproject.toml; UPGRADE="NAME ..." moves these packages
+	$(BIN)/python .ci/lock.py $(if $(UPGRADE),--upgrade $(UPGRADE))
 
 clean:           ## remove what the commands made
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache src/*.egg-info
