@@ -27,7 +27,7 @@ _FILES = {
     "certificates.sh.txt": "certificates.sh",
 }
 _FILLED_IN = ("pyproject.toml", "site.toml")
-_GITIGNORE = "demo/\nsimulated/\nkeys/\nflwr/\nruns/\nstate.db*\n*.ledger*\n*.npz\n"
+_GITIGNORE = "demo/\nsimulated/\nauthority*/\nkeys*/\nflwr/\nruns/\nstate.db*\n*.ledger*\n*.npz\n"
 
 
 @dataclass(frozen=True)
