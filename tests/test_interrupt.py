@@ -80,7 +80,7 @@ def test_ctrl_c_ends_at_once_and_keeps_the_rounds(words: list[str], tmp_path: Pa
     finally:
         end(process.pid)
     said = log.read_text()
-    assert said.rstrip().endswith("noisewise: interrupted; the same command goes on from here")
+    assert said.rstrip().endswith("noisewise: interrupted; run the same command again to resume")
     assert "Traceback" not in said
     assert not list(tmp_path.rglob("result.json"))
     assert list(tmp_path.rglob("checkpoints/*.ckpt"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "AccountingError",
     "BudgetSpentError",
+    "DiskFullError",
     "InvalidValueError",
     "LedgerError",
     "MissingExtraError",
@@ -40,6 +41,21 @@ class InvalidValueError(NoisewiseError, ValueError):
 
 class AccountingError(NoisewiseError):
     """A privacy accountant cannot give a number that we may promise."""
+
+
+class DiskFullError(NoisewiseError, OSError):
+    """There is no room for a file. What was written before is whole, so a run can be resumed.
+
+    Args:
+        errno: the system's number of the error.
+        strerror: the system's text.
+        filename: what could not be written.
+    """
+
+    def __str__(self) -> str:
+        """One line with the remedy."""
+        remedy = "make room, then run the same command again to resume"
+        return f"{self.filename}: {self.strerror}; {remedy}"
 
 
 class LedgerError(NoisewiseError):

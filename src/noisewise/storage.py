@@ -1,16 +1,29 @@
-"""Files that survive a crash: the cache folder and atomic writes."""
+"""Files that survive a crash or a full disk: the cache folder and atomic writes."""
 
 from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["cache_dir", "file_lock", "sole_lock", "write_atomic"]
+from noisewise.errors import DiskFullError
 
+__all__ = [
+    "NO_ROOM",
+    "cache_dir",
+    "disk_full",
+    "file_lock",
+    "reserve",
+    "sole_lock",
+    "write_atomic",
+    "writing",
+]
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # full, quota, limit of a file
 _HELD: dict[tuple[int, str], object] = {}  # by process and path: a fork's memory is a copy
 _PAUSE = 0.05
 
@@ -114,19 +127,68 @@ def write_atomic(path: Path, content: bytes) -> None:
     """Write ``content`` so that a crash leaves either the old file or the new one, never a part.
 
     Temporary file in the same folder, fsync, rename, fsync of the folder (PRIVACY.md 12).
+
+    Raises:
+        DiskFullError: if there is no room; the old file stays.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            with open(temporary, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the system's errors of a full disk into one that names the file and the remedy.
+
+    Raises:
+        DiskFullError: if the block fails for lack of room.
+    """
     try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM or isinstance(error, DiskFullError):
+            raise
+        raise DiskFullError(error.errno, error.strerror, str(path)) from error
+
+
+def disk_full(error: BaseException | None) -> DiskFullError | None:
+    """The full disk that caused an error, directly or behind another library's error, if any."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, DiskFullError):
+            return error
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            return DiskFullError(error.errno, error.strerror, error.filename or "output")
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            return DiskFullError(errno.ENOSPC, os.strerror(errno.ENOSPC), "database")
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def reserve(path: Path) -> None:
+    """Give a file the room that its size promises, before it is written through memory.
+
+    A file that was only made long has no blocks yet. Where they run out while the file is mapped,
+    the system ends the process by SIGBUS instead of reporting an error.
+
+    Raises:
+        DiskFullError: if there is no room.
+    """
+    with writing(path), open(path, "r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        if hasattr(os, "posix_fallocate") and size:
+            os.posix_fallocate(file.fileno(), 0, size)

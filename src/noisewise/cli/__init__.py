@@ -6,9 +6,11 @@ takes a second, and `--help` or a mistyped option should not have to wait for it
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -27,6 +29,7 @@ from noisewise.cli import (
 )
 from noisewise.cli.common import app
 from noisewise.errors import InvalidValueError, NoisewiseError
+from noisewise.storage import disk_full
 
 __all__ = [
     "app",
@@ -44,6 +47,7 @@ __all__ = [
 ]
 
 _INTERRUPTED = 130
+_log = logging.getLogger(__name__)
 
 
 @app.callback(invoke_without_command=True)
@@ -63,21 +67,42 @@ def _main(
 
 
 def main() -> None:
-    """Entry point: errors that the user can mend are one line and exit code 2, no traceback."""
+    """Entry point: errors that the user can correct are one line and no traceback.
+
+    Exit codes: 2 for a wrong value; 1 for anything else that the user can correct, a full disk
+    included; 130 after Ctrl-C.
+    """
     try:
         app()
     except InvalidValueError as error:
-        typer.echo(f"noisewise: {error}", err=True)
-        sys.exit(2)
-    except NoisewiseError as error:
-        typer.echo(f"noisewise: {error}", err=True)
-        sys.exit(1)
-    except OSError as error:
-        if error.filename is None:  # nothing that a user named: a fault of ours, to be seen whole
-            raise
-        typer.echo(f"noisewise: {error.filename}: {error.strerror}", err=True)
-        sys.exit(1)
+        _end(error, 2)
     except SystemExit as end:
         if end.code == _INTERRUPTED:  # typer turns Ctrl-C into this
-            typer.echo("\nnoisewise: interrupted; the same command goes on from here", err=True)
+            _say("\nnoisewise: interrupted; run the same command again to resume")
         raise
+    except Exception as error:
+        full = disk_full(error)
+        if full is not None:
+            _end(full, 1)
+        if isinstance(error, NoisewiseError):
+            _end(error, 1)
+        if isinstance(error, OSError) and error.filename is not None:  # something the user named
+            _end(f"{error.filename}: {error.strerror}", 1)
+        raise  # a fault of ours, to be seen whole
+
+
+def _end(reason: object, code: int) -> NoReturn:
+    """Say why the command ends, and end."""
+    _log.info("where it happened:", exc_info=True)
+    _say(f"noisewise: {reason}")
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.exit(code)
+    # What is left cannot be written, as on a full disk: Python would complain about it at the end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # the log may be on the full disk too
+        typer.echo(text, err=True)

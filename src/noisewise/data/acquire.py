@@ -16,11 +16,12 @@ from noisewise.data.cache import download_folder, publish
 from noisewise.data.catalogue import DatasetInfo
 from noisewise.data.progress import Progress
 from noisewise.errors import SourceError
+from noisewise.storage import NO_ROOM
 
 __all__ = ["FOLDER_VARIABLE", "acquire"]
 
 FOLDER_VARIABLE = "NOISEWISE_DATA"
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+_NO_ROOM = NO_ROOM | {errno.EROFS}
 log = logging.getLogger(__name__)
 
 
@@ -43,9 +44,10 @@ def acquire(info: DatasetInfo, folder: str | Path | None, progress: Progress) ->
         try:
             _decode(info, get(), title, progress)
         except (OSError, EOFError, SourceError, tarfile.TarError, zlib.error) as error:
-            if isinstance(error, OSError) and error.errno in NO_ROOM:
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+                place = error.filename or download_folder(info.name)
                 raise SourceError(
-                    f"{info.name}: no room in the cache folder ({error}); "
+                    f"{info.name}: no room in the cache folder ({place}: {error.strerror}); "
                     "make room or name another one by NOISEWISE_CACHE"
                 ) from error
             tried.append(f"  {title}: {error}")

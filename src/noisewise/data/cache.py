@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from noisewise.data.catalogue import DatasetInfo
 from noisewise.data.layouts import ARRAYS, Arrays
 from noisewise.errors import SourceError
-from noisewise.storage import cache_dir, file_lock, write_atomic
+from noisewise.storage import cache_dir, file_lock, reserve, write_atomic
 
 __all__ = [
     "clean",
@@ -147,6 +147,8 @@ def publish(info: DatasetInfo, fill: Callable[[Arrays], None], source: str) -> N
             )
             for array in ARRAYS
         }
+        for array in ARRAYS:
+            reserve(temporary / f"{array}.npy")
         fill(arrays)
         digests = {}
         for array, values in arrays.items():

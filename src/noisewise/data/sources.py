@@ -18,6 +18,7 @@ from typing import Protocol
 from noisewise.data.layouts import file_md5
 from noisewise.data.progress import Progress
 from noisewise.errors import SourceError
+from noisewise.storage import NO_ROOM
 
 __all__ = ["DebianPackage", "Download", "NpmPackage", "Source", "download"]
 
@@ -98,8 +99,8 @@ def download(url: str, target: Path, md5: str, progress: Progress) -> None:
         except (OSError, http.client.HTTPException) as error:
             if isinstance(error, urllib.error.HTTPError) and error.code == 416:
                 whole = True  # nothing left to send; the checksum decides
-            elif _size(part) == before:
-                raise  # no byte came: not worth another try
+            elif _size(part) == before or (isinstance(error, OSError) and error.errno in NO_ROOM):
+                raise  # no byte came, or there is no room for more: not worth another try
             else:
                 whole, reason = False, f"the transfer broke off ({error})"
         if whole:

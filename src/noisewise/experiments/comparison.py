@@ -13,7 +13,7 @@ from typing import Any
 
 from noisewise.aggregation.methods import METHODS, make_method
 from noisewise.checks import no_repeats
-from noisewise.errors import NoisewiseError
+from noisewise.errors import DiskFullError, NoisewiseError
 from noisewise.experiments.config import ExperimentConfig, MethodConfig, dump_config
 from noisewise.experiments.preflight import check_folder, check_own_config
 from noisewise.experiments.runner import Job, run
@@ -22,7 +22,7 @@ from noisewise.experiments.tracking import check_tracking
 from noisewise.federation.executors import end_workers, follow_parent
 from noisewise.federation.results import RoundRecord, RunResult
 from noisewise.privacy.spending import spending_curve
-from noisewise.storage import write_atomic
+from noisewise.storage import disk_full, write_atomic
 
 __all__ = ["Comparison", "check_output", "compare", "comparison_jobs", "wanted_methods", "warm_up"]
 
@@ -139,6 +139,7 @@ def compare(
     Raises:
         InvalidValueError: if the folder holds runs with other settings, or a ``config.toml`` that
             is no comparison's.
+        DiskFullError: if there is no room for a run's files; the other runs stop too.
     """
     check_tracking(config)
     check_output(config, jobs, folder)
@@ -156,6 +157,7 @@ def compare(
                 )
             except Exception as error:  # a failed run must not take the others with it
                 outcomes[number] = error
+            _stop_if_full(outcomes[number])
     else:
         outcomes = _side_by_side(config, jobs, paths, workers, on_round)
     results, failures = [], {}
@@ -170,6 +172,13 @@ def compare(
                 fault += " (`noisewise -v compare ...` shows where)"
             failures[f"{job.label}, seed {job.seed}"] = fault
     return Comparison(tuple(results), failures)
+
+
+def _stop_if_full(outcome: RunResult | Exception) -> None:
+    """End the comparison if a run found no room on the disk: the others would find none either."""
+    full = disk_full(outcome) if isinstance(outcome, Exception) else None
+    if full is not None:
+        raise full
 
 
 def _bound(on_round: OnProgress, job: Job) -> Callable[[RoundRecord], None]:
@@ -207,7 +216,8 @@ def _side_by_side(
                         outcomes[futures[future]] = future.result()
                     except Exception as error:  # a failed run must not take the others with it
                         outcomes[futures[future]] = error
-        except KeyboardInterrupt:
+                    _stop_if_full(outcomes[futures[future]])
+        except (KeyboardInterrupt, DiskFullError):
             end_workers(pool)
             raise
     return outcomes

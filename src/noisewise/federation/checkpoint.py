@@ -28,7 +28,7 @@ from torch import Tensor
 from noisewise.aggregation.base import State
 from noisewise.errors import InvalidValueError
 from noisewise.federation.results import RoundRecord, read_record, to_json
-from noisewise.storage import sole_lock, write_atomic
+from noisewise.storage import sole_lock, write_atomic, writing
 
 __all__ = ["OTHER_RUN", "RunFolder", "Snapshot", "alone_in"]
 
@@ -80,10 +80,12 @@ def alone_in(folder: Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    lock = folder / ".training.lock"
     with ExitStack() as held:
         try:
-            held.enter_context(sole_lock(folder / ".training.lock", _PATIENCE))
+            with writing(lock):
+                folder.mkdir(parents=True, exist_ok=True)
+                held.enter_context(sole_lock(lock, _PATIENCE))
         except BlockingIOError as error:
             raise InvalidValueError(
                 "output",
@@ -152,8 +154,18 @@ class RunFolder:
 
         Raises:
             InvalidValueError: if records that were written are there no more.
+            DiskFullError: if there is no room; the checkpoint of the round before stays valid.
         """
         line = (to_json(_fields(record)) + "\n").encode()
+        with writing(self.records_file):
+            self._append(line)
+        self._length += len(line)
+        self._digest.update(line)
+        write_atomic(self._file(snapshot.round), self._encode(snapshot))
+        for old in self._checkpoints()[:-_KEPT]:
+            old.unlink(missing_ok=True)
+
+    def _append(self, line: bytes) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self.records_file, "ab") as file:
             if os.fstat(file.fileno()).st_size < self._length:  # truncate would fill it with zeros
@@ -168,11 +180,6 @@ class RunFolder:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
-        self._length += len(line)
-        self._digest.update(line)
-        write_atomic(self._file(snapshot.round), self._encode(snapshot))
-        for old in self._checkpoints()[:-_KEPT]:
-            old.unlink(missing_ok=True)
 
     def resume(self) -> tuple[Snapshot, tuple[RoundRecord, ...]] | None:
         """The newest sound checkpoint with its records; None to start from the beginning.
@@ -180,6 +187,8 @@ class RunFolder:
         Raises:
             InvalidValueError: if the folder belongs to another run.
         """
+        for leftover in (*self.path.glob(".*.tmp"), *self.path.glob("checkpoints/.*.tmp")):
+            leftover.unlink(missing_ok=True)  # of a process that was killed while it wrote
         for file in reversed(self._checkpoints()):
             try:
                 snapshot, records = self._decode(file)

@@ -10,12 +10,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from noisewise.storage import write_atomic
 
 __all__ = [
     "GRID",
@@ -228,12 +230,17 @@ def settle(figure: Figure) -> None:
 
 def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path, Path]:
     """Write ``name.png``, ``.svg`` and ``.pdf``; the same figure gives the same bytes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    png, svg, pdf = (folder / f"{name}.{kind}" for kind in ("png", "svg", "pdf"))
-    figure.savefig(png, dpi=150)
-    with mpl.rc_context({"svg.hashsalt": name}):
-        figure.savefig(svg, metadata={"Date": None})
-    figure.savefig(pdf, metadata={"CreationDate": None})
+    kinds: dict[str, dict[str, Any]] = {
+        "png": {"dpi": 150},
+        "svg": {"metadata": {"Date": None}},
+        "pdf": {"metadata": {"CreationDate": None}},
+    }
+    png, svg, pdf = (folder / f"{name}.{kind}" for kind in kinds)
+    for path, (kind, options) in zip((png, svg, pdf), kinds.items(), strict=True):
+        content = io.BytesIO()
+        with mpl.rc_context({"svg.hashsalt": name}):
+            figure.savefig(content, format=kind, **options)
+        write_atomic(path, content.getvalue())
     return png, svg, pdf
 
 
