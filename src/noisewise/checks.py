@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 
 from noisewise.errors import InvalidValueError
+from noisewise.text import printable
 
 __all__ = [
     "fraction",
@@ -15,6 +16,7 @@ __all__ = [
     "non_negative_number",
     "positive_int",
     "positive_number",
+    "printable_name",
     "repeated",
 ]
 
@@ -75,6 +77,17 @@ def positive_int(field: str, value: object) -> int:
 def non_negative_int(field: str, value: object) -> int:
     """Return ``value`` as an int if it is a whole number of at least 0."""
     return _integer(field, value, 0)
+
+
+def printable_name(field: str, value: object) -> str:
+    """Return ``value`` if it is a non-empty text without control characters."""
+    if not isinstance(value, str) or not value:
+        raise InvalidValueError(field, value, "must be a non-empty string")
+    if printable(value) != value:
+        raise InvalidValueError(
+            field, value, "must have no control characters, line ends or changes of direction"
+        )
+    return value
 
 
 def repeated(names: Sequence[str]) -> str | None:

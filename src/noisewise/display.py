@@ -22,6 +22,7 @@ from rich.progress import (
 
 from noisewise.experiments.runner import Job
 from noisewise.federation.results import RoundRecord
+from noisewise.text import printable
 
 __all__ = ["ComparisonDisplay", "comparison_display", "run_display"]
 
@@ -32,11 +33,11 @@ _RUSH = 0.01  # of the longest pause: rounds that follow each other faster were 
 
 def _bars(console: Console) -> Progress:
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[left]}"),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[left]}", markup=False),
+        TextColumn("{task.fields[note]}", markup=False),
         console=console,
     )
 
@@ -112,7 +113,7 @@ class ComparisonDisplay:
     def on_round(self, job: Job, record: RoundRecord) -> None:
         """A round of some job is over."""
         self._done += 1
-        name = f"{job.label}, seed {job.seed}"
+        name = printable(f"{job.label}, seed {job.seed}")
         # Rounds without an evaluation keep the last accuracy in view.
         self._notes[name] = note = _note(record) if record.accuracy else self._notes.get(name, "")
         total = len(self.jobs) * self.rounds
@@ -139,6 +140,7 @@ class ComparisonDisplay:
     def _show(self, what: str, done: int, total: int, note: str) -> None:
         if self.quiet:
             return
+        what = printable(what)
         if self.bars is not None:
             self._bar(what, done, total, note)
             return

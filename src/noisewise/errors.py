@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from noisewise.text import printable
+
 __all__ = [
     "AccountingError",
     "BudgetSpentError",
@@ -32,7 +34,7 @@ class InvalidValueError(NoisewiseError, ValueError):
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         self.field, self.value, self.allowed = field, value, allowed
-        super().__init__(f"{field} = {value!r}: {allowed}")
+        super().__init__(printable(f"{field} = {value!r}: {allowed}", lines=True))
 
     def __reduce__(self) -> tuple[type[InvalidValueError], tuple[str, object, str]]:
         """Travel between worker processes with all three parts."""

@@ -15,7 +15,7 @@ from noisewise.aggregation.oracle import Oracle
 from noisewise.aggregation.pfa import PFA
 from noisewise.aggregation.robust_hdp import RobustHDP
 from noisewise.aggregation.weighted import BudgetWeighted, ExampleWeighted, WeiAvg
-from noisewise.checks import non_negative_int, positive_number
+from noisewise.checks import non_negative_int, positive_number, printable_name
 from noisewise.data.specs import ClientSpec
 from noisewise.errors import InvalidValueError
 from noisewise.noise.estimate import Estimator
@@ -71,6 +71,7 @@ class Method:
     average_rounds: int = 0
 
     def __post_init__(self) -> None:
+        printable_name("method.name", self.name)
         if self.server_steps is not None:
             positive_number("server_steps", self.server_steps)
         non_negative_int("average_rounds", self.average_rounds)

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -27,9 +27,10 @@ from noisewise.cli import (
     reproduce,
     training,
 )
-from noisewise.cli.common import app
+from noisewise.cli.common import app, say
 from noisewise.errors import InvalidValueError, NoisewiseError
 from noisewise.storage import disk_full
+from noisewise.text import printable
 
 __all__ = [
     "app",
@@ -50,19 +51,27 @@ _INTERRUPTED = 130
 _log = logging.getLogger(__name__)
 
 
+class _OneLine(logging.Formatter):
+    """A line for each message, whatever it repeats; only tracebacks have several."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return printable(super().formatException(ei), lines=True)
+
+
 @app.callback(invoke_without_command=True)
 def _main(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details.")] = False,
 ) -> None:
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
     logging.getLogger("absl").setLevel(logging.ERROR)
     if version:
-        typer.echo(f"noisewise {__version__}")
+        say(f"noisewise {__version__}")
         raise typer.Exit
 
 
@@ -105,4 +114,4 @@ def _end(reason: object, code: int) -> NoReturn:
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # the log may be on the full disk too
-        typer.echo(text, err=True)
+        say(text, err=True)

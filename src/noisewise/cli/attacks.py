@@ -18,6 +18,7 @@ from noisewise.cli.common import (
     cores,
     output_folder,
     overrides,
+    say,
     words,
 )
 
@@ -76,7 +77,7 @@ def attacks_command(
             cells,
             folder,
             workers=workers or cores(),
-            on_cell=lambda cell: typer.echo(
+            on_cell=lambda cell: say(
                 f"{number[cell.folder_name]} of {len(cells)}: {cell.label}, {cell.attack}",
                 err=True,
             ),
@@ -86,7 +87,7 @@ def attacks_command(
     write_atomic(folder / "attacks.json", (to_json([asdict(r) for r in rows], indent=1)).encode())
     png, *_ = save_figure(attack_figure(rows), folder / "figures", "attacks")
     if as_json:
-        typer.echo(json.dumps(json.loads(to_json([asdict(row) for row in rows]))))
+        say(json.dumps(json.loads(to_json([asdict(row) for row in rows]))))
         return
-    typer.echo(attack_text(rows))
-    typer.echo(f"\nfigure: {png}")
+    say(attack_text(rows))
+    say(f"\nfigure: {png}")

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from noisewise.cli.common import AsJson, app
+from noisewise.cli.common import AsJson, app, say
 
 
 @app.command("audit")
@@ -68,11 +68,11 @@ def audit_command(
             delta=delta,
             accountant=accountant,
         )
-    typer.echo(to_json(result.summary()) if as_json else audit_text(result))
+    say(to_json(result.summary()) if as_json else audit_text(result))
     if output is not None:
         write_atomic(output / "audit.json", (to_json(result.summary(), indent=1) + "\n").encode())
         png, *_ = save_figure(audit_figure(result), output, "audit")
-        typer.echo(f"\nfigure: {png}", err=as_json)
+        say(f"\nfigure: {png}", err=as_json)
     if result.violated:
         raise typer.Exit(1)
 
@@ -109,9 +109,9 @@ def _hostile(site_file: Path | None, model_name: str, seconds: float, as_json: b
     )
     if as_json:
         both = {"deployed": asdict(deployed), "simulator": asdict(simulated)}
-        typer.echo(to_json({"model": name, **both, "violated": deployed.violated}))
+        say(to_json({"model": name, **both, "violated": deployed.violated}))
     else:
-        typer.echo(hostile_text(name, deployed, simulated))
+        say(hostile_text(name, deployed, simulated))
     if deployed.violated:
         raise typer.Exit(1)
 

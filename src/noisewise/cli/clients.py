@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from noisewise.cli.common import AsJson, Config, Set, app, overrides, warn
+from noisewise.cli.common import AsJson, Config, Set, app, overrides, say, warn
 
 
 @app.command("plan")
@@ -50,16 +50,16 @@ def plan_command(
     }
     warn(budget_warnings(PrivacyBudget(epsilon, delta), examples))
     if as_json:
-        typer.echo(json.dumps(answer))
+        say(json.dumps(answer))
         return
-    typer.echo(f"noise multiplier z   {plan.noise_multiplier:.6g}")
-    typer.echo(f"sample rate q        {plan.sample_rate:.6g}")
-    typer.echo(f"steps per round      {plan.steps_per_round}")
-    typer.echo(
+    say(f"noise multiplier z   {plan.noise_multiplier:.6g}")
+    say(f"sample rate q        {plan.sample_rate:.6g}")
+    say(f"steps per round      {plan.steps_per_round}")
+    say(
         f"epsilon reached      {answer['epsilon']:.6g} of {epsilon:g} at delta {delta:g} "
         f"after {rounds} rounds ({accountant})"
     )
-    typer.echo(
+    say(
         f"sigma^2 of an update {answer['update_noise_variance']:.6g} "
         f"(p = {parameters}, learning rate {learning_rate:g}, clip {clip:g})"
     )
@@ -77,12 +77,12 @@ def methods_command(as_json: AsJson = False) -> None:
             {"method": m.name, "needs": needs[m.name], "private": m.private, "summary": m.summary}
             for m in methods
         ]
-        typer.echo(json.dumps(rows))
+        say(json.dumps(rows))
         return
-    typer.echo(f"{'method':<12} {'the server is told':<20} what it does")
+    say(f"{'method':<12} {'the server is told':<20} what it does")
     for method in methods:
         told = ", ".join(needs[method.name]) or "nothing"
-        typer.echo(f"{method.name:<12} {told:<20} {method.summary}")
+        say(f"{method.name:<12} {told:<20} {method.summary}")
 
 
 @app.command("population")
@@ -106,9 +106,9 @@ def population_command(
 
     rows = describe_population(load_config(config, overrides(settings)))
     if as_json:
-        typer.echo(to_json([vars(row) for row in rows]))
+        say(to_json([vars(row) for row in rows]))
     else:
-        typer.echo(population_text(rows))
+        say(population_text(rows))
     if output is not None:
         png, *_ = save_figure(population_figure(rows), output, "population")
-        typer.echo(f"\nfigure: {png}", err=as_json)
+        say(f"\nfigure: {png}", err=as_json)

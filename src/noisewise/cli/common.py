@@ -12,6 +12,7 @@ import typer
 
 from noisewise.checks import repeated
 from noisewise.errors import InvalidValueError
+from noisewise.text import printable
 
 __all__ = [
     "AsJson",
@@ -24,6 +25,7 @@ __all__ = [
     "cores",
     "output_folder",
     "overrides",
+    "say",
     "swept_values",
     "warn",
     "words",
@@ -59,6 +61,14 @@ Sweep = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+
+def say(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print text, with every control character but line ends made visible.
+
+    All commands print through this: names and paths come from other people's files.
+    """
+    typer.echo(printable(text, lines=True), err=err, nl=nl)
 
 
 def overrides(settings: list[str] | None) -> dict[str, Any]:
@@ -149,7 +159,7 @@ def _split(text: str) -> list[str]:
 def warn(warnings: Iterable[str]) -> None:
     """Print warnings where they do not mix with an answer: to stderr, a line each."""
     for warning in warnings:
-        typer.echo(f"WARNING: {warning}", err=True)
+        say(f"WARNING: {warning}", err=True)
 
 
 def output_folder(output: Path | None, config: Path) -> Path:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from noisewise.cli.common import AsJson, app
+from noisewise.cli.common import AsJson, app, say
 
 data_app = typer.Typer(help="Datasets: what there is, get it, check it.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -24,15 +24,13 @@ def data_list_command(as_json: AsJson = False) -> None:
     rows = list_datasets()
     if as_json:
         fields = ("name", "n_train", "n_test", "n_classes", "state")
-        typer.echo(json.dumps([{name: getattr(row, name) for name in fields} for row in rows]))
+        say(json.dumps([{name: getattr(row, name) for name in fields} for row in rows]))
         return
-    typer.echo(f"{'name':<14} {'train':>7} {'test':>7} {'shape':<12} {'state':<9} sources")
+    say(f"{'name':<14} {'train':>7} {'test':>7} {'shape':<12} {'state':<9} sources")
     for row in rows:
         shape = "x".join(map(str, row.shape))
         sources = ", ".join(row.sources) or "scikit-learn"
-        typer.echo(
-            f"{row.name:<14} {row.n_train:>7} {row.n_test:>7} {shape:<12} {row.state:<9} {sources}"
-        )
+        say(f"{row.name:<14} {row.n_train:>7} {row.n_test:>7} {shape:<12} {row.state:<9} {sources}")
 
 
 @data_app.command("get")
@@ -50,7 +48,7 @@ def data_get_command(
 
     with progress_bar() as progress:
         status = get_dataset(name, folder, progress)
-    typer.echo(f"{status.name}: {status.state}" + (f" in {status.folder}" if status.folder else ""))
+    say(f"{status.name}: {status.state}" + (f" in {status.folder}" if status.folder else ""))
 
 
 @data_app.command("verify")
@@ -60,7 +58,7 @@ def data_verify_command(name: DatasetName) -> None:
 
     problems = verify_dataset(name)
     for problem in problems:
-        typer.echo(f"noisewise: {name}: {problem}", err=True)
+        say(f"noisewise: {name}: {problem}", err=True)
     if problems:
         raise typer.Exit(1)
-    typer.echo(f"{name}: ok")
+    say(f"{name}: ok")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from noisewise.cli.common import app
+from noisewise.cli.common import app, say
 from noisewise.errors import InvalidValueError
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ def flower_new_command(
         _permitted(epsilon_max, delta_max, records, batch, epochs, rounds_min, clip_norm_min),
     )  # fmt: skip
     for path in write_app(folder, settings):
-        typer.echo(f"{path}")
-    typer.echo(f"Permitted to sites: {settings.permitted.words()}.")
-    typer.echo(f"Noise floor: {settings.floor():g}, in {folder / 'pyproject.toml'}.")
-    typer.echo(f"Read {folder / 'README.md'} next.")
+        say(f"{path}")
+    say(f"Permitted to sites: {settings.permitted.words()}.")
+    say(f"Noise floor: {settings.floor():g}, in {folder / 'pyproject.toml'}.")
+    say(f"Read {folder / 'README.md'} next.")
 
 
 @flower_app.command("floor")
@@ -99,9 +99,9 @@ def flower_floor_command(
         _permitted(epsilon_max, delta_max, records, batch, epochs, rounds_min, clip_norm_min),
     )  # fmt: skip
     fields = settings.fields()
-    typer.echo(f"# {settings.permitted.words()}")
-    typer.echo(f"noise-floor = {fields['noise_floor']}")
-    typer.echo(f'noise-floor-for = "{fields["floor_for"]}"')
+    say(f"# {settings.permitted.words()}")
+    say(f"noise-floor = {fields['noise_floor']}")
+    say(f'noise-floor-for = "{fields["floor_for"]}"')
 
 
 def _settings(
@@ -168,7 +168,7 @@ def flower_check_command(
     from noisewise.federation.flower.check import check_site
     from noisewise.federation.flower.site import load_site
 
-    typer.echo(f"{site}\n{check_site(load_site(site))}")
+    say(f"{site}\n{check_site(load_site(site))}")
 
 
 @flower_app.command("status")
@@ -187,10 +187,10 @@ def flower_status_command(
     from noisewise.report.server_view import server_views
 
     result = load_run(run)
-    typer.echo(f"status: {STATUS_WORDS[result.status]}")
+    say(f"status: {STATUS_WORDS[result.status]}")
     for words, table in server_views([result]):
-        typer.echo(f"\n{words}")
+        say(f"\n{words}")
         for name, value in table.rows:
-            typer.echo(textwrap.fill(f"{name}: {value}", 100, subsequent_indent="    "))
+            say(textwrap.fill(f"{name}: {value}", 100, subsequent_indent="    "))
     if result.status != "finished":
         raise typer.Exit(1)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from noisewise.cli.common import AsJson, app, warn
+from noisewise.cli.common import AsJson, app, say, warn
 from noisewise.errors import InvalidValueError
 
 ledger_app = typer.Typer(
@@ -53,7 +53,7 @@ def ledger_init_command(
     budget = PrivacyBudget(epsilon, delta)
     Ledger.create(ledger, budget, dataset, accountant)
     warn(budget_warnings(budget, records))
-    typer.echo(
+    say(
         f"{ledger}: epsilon {epsilon:g} at delta {delta:g} for each record of '{dataset}'. Keep "
         f"{ledger.name} and {ledger.name}-witness together, on a local disk."
     )
@@ -75,9 +75,7 @@ def ledger_show_command(
 
     with Ledger.inspect(ledger) as book:
         statement = book.statement()
-    typer.echo(
-        statement_json(statement) if as_json else statement_text(statement, last), nl=not as_json
-    )
+    say(statement_json(statement) if as_json else statement_text(statement, last), nl=not as_json)
 
 
 @ledger_app.command("verify")
@@ -108,15 +106,15 @@ def ledger_verify_command(
     if as_json:
         answer = {"ok": outcome.ok, "events": outcome.events, "head": outcome.head}
         noted = {"noted": outcome.noted, "remark": outcome.remark}
-        typer.echo(json.dumps({**answer, "problems": list(outcome.problems), **noted}))
+        say(json.dumps({**answer, "problems": list(outcome.problems), **noted}))
     elif outcome.problems:
-        typer.echo("NOT SOUND; no client uses it like this:")
+        say("NOT SOUND; no client uses it like this:")
         for problem in outcome.problems:
-            typer.echo(f"  {problem}")
+            say(f"  {problem}")
     else:
-        typer.echo(f"sound: {outcome.events} events, last hash {outcome.head}")
+        say(f"sound: {outcome.events} events, last hash {outcome.head}")
     if not as_json and outcome.remark and outcome.noted in ("found", "unknown"):
-        typer.echo(f"{'UNKNOWN HEAD: ' if unknown else ''}{outcome.remark}")
+        say(f"{'UNKNOWN HEAD: ' if unknown else ''}{outcome.remark}")
     if not outcome.ok:
         raise typer.Exit(_UNKNOWN_HEAD if unknown else 1)
 
@@ -141,13 +139,13 @@ def ledger_why_command(
 
     refusals = read_refusals(ledger, last)
     if as_json:
-        typer.echo(json.dumps([asdict(refusal) for refusal in refusals], indent=1))
+        say(json.dumps([asdict(refusal) for refusal in refusals], indent=1))
         return
     if not refusals:
-        typer.echo(f"no refusal is noted for {ledger}")
+        say(f"no refusal is noted for {ledger}")
     for refusal in refusals:
         asked = "" if refusal.round is None else f"  round {refusal.round}"
-        typer.echo(f"{refusal.time}{asked}  {refusal.reason}\n  remedy: {refusal.remedy}")
+        say(f"{refusal.time}{asked}  {refusal.reason}\n  remedy: {refusal.remedy}")
 
 
 @ledger_app.command("export")
@@ -180,7 +178,7 @@ def ledger_export_command(
     with Ledger.inspect(ledger) as book:
         text = write[form or Format(ending)](book.statement())
     if output is None:
-        typer.echo(text, nl=False)
+        say(text, nl=False)
         return
     write_atomic(output, text.encode())
-    typer.echo(f"{output}")
+    say(f"{output}")

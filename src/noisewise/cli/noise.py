@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from noisewise.cli.common import AsJson, Config, Set, Workers, app, cores, overrides
+from noisewise.cli.common import AsJson, Config, Set, Workers, app, cores, overrides, say
 from noisewise.errors import InvalidValueError
 
 
@@ -60,14 +60,14 @@ def estimate_command(
             "estimator": noise.method,
             "clients": list(source.names),
         }
-        typer.echo(to_json(answer))
+        say(to_json(answer))
         return
     width = max(6, *(len(name) for name in source.names))
-    typer.echo(f"{'client':>{width}}  {'noise variance':>14}  {'weight':>8}")
+    say(f"{'client':>{width}}  {'noise variance':>14}  {'weight':>8}")
     for name, variance, weight in zip(source.names, noise.variance, weights, strict=True):
-        typer.echo(f"{name:>{width}}  {variance:>14.6g}  {weight:>8.4f}")
+        say(f"{name:>{width}}  {variance:>14.6g}  {weight:>8.4f}")
     if not noise.converged:
-        typer.echo(f"not converged: {dict(noise.details)}", err=True)
+        say(f"not converged: {dict(noise.details)}", err=True)
 
 
 def _draw_estimates(files: list[Path], folder: Path) -> None:
@@ -88,7 +88,7 @@ def _draw_estimates(files: list[Path], folder: Path) -> None:
         oracle = inverse_variance_weights(study.truth)
         save_figure(estimates.weights_against_oracle_figure(weights, oracle), folder, "weights")
         save_figure(estimates.sample_figure(study.sample_sizes, study.excess), folder, "sample")
-    typer.echo(f"figures in {folder}", err=True)
+    say(f"figures in {folder}", err=True)
 
 
 @app.command("updates")
@@ -115,4 +115,4 @@ def updates_command(
     job = Job(wanted.method, wanted.seed if seed is None else seed)
     updates, truth = first_round_updates(wanted, job, workers=workers or cores())
     save_updates(output, updates, truth)
-    typer.echo(f"{updates.shape[0]} x {updates.shape[1]} updates and their true noise: {output}")
+    say(f"{updates.shape[0]} x {updates.shape[1]} updates and their true noise: {output}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from noisewise.cli.common import AsJson, app
+from noisewise.cli.common import AsJson, app, say
 
 
 @app.command("report")
@@ -44,7 +44,7 @@ def report_command(
 
     found = find_runs(folders)
     for note in found.notes:
-        typer.echo(f"noisewise: {note}", err=True)
+        say(f"noisewise: {note}", err=True)
     home = output or (folders[0] if len(folders) == 1 else Path("runs") / "report")
     heading = title or (f"Report on {folders[0].resolve().name}" if len(folders) == 1 else "Report")
     page, *files = write_report(found.sets, home, title=heading, notes=found.notes)
@@ -55,9 +55,9 @@ def report_command(
     }
     if as_json:
         told = {"page": str(page), "files": [str(f) for f in files], "runs": len(runs), **counts}
-        typer.echo(to_json(told))
+        say(to_json(told))
         return
     words = {"no_updates": "without any update"}
     remarks = [f"{n} {words.get(status, status)}" for status, n in counts.items() if n]
     count = f"{len(runs)} run" + "s" * (len(runs) != 1)
-    typer.echo(count + (f" ({', '.join(remarks)})" if remarks else "") + f": {page}")
+    say(count + (f" ({', '.join(remarks)})" if remarks else "") + f": {page}")

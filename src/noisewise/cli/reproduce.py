@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from noisewise.cli.common import AsJson, Set, Workers, app, cores, overrides, words
+from noisewise.cli.common import AsJson, Set, Workers, app, cores, overrides, say, words
 from noisewise.errors import InvalidValueError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _reproduce(
     def on_column(column: Column) -> Iterator[OnProgress]:
         if not as_json:
             what = f"learning rate {column.rate:g}, " if column.rate is not None else ""
-            typer.echo(f"{column.name}: {what}{len(column.jobs)} run(s)", err=True)
+            say(f"{column.name}: {what}{len(column.jobs)} run(s)", err=True)
         with comparison_display(
             column.jobs, column.config.training.rounds, quiet=as_json
         ) as display:
@@ -128,14 +128,14 @@ def _reproduce(
         options=typed,
     )
     if as_json:
-        typer.echo(to_json(as_data(done.artefact, done.outcome, done.origin), indent=1))
+        say(to_json(as_data(done.artefact, done.outcome, done.origin), indent=1))
     else:
-        typer.echo(as_text(done.artefact, done.outcome))
+        say(as_text(done.artefact, done.outcome))
         if done.files:
-            typer.echo(f"\nMade with: {origin_line(done.origin)}")
-            typer.echo(f"\n{_file_kinds(done.files)}: {folder}")
+            say(f"\nMade with: {origin_line(done.origin)}")
+            say(f"\n{_file_kinds(done.files)}: {folder}")
         else:
-            typer.echo("\nNo run ended well, so nothing was written.")
+            say("\nNo run ended well, so nothing was written.")
     if done.outcome.failures:
         raise typer.Exit(1)
 
@@ -156,11 +156,11 @@ def _index(folder: Path, as_json: bool) -> None:
     index = write_index(folder)
     if as_json:
         content = {"index": str(index.path), "artefacts": index.artefacts}
-        typer.echo(to_json(content | {"left_out": dict(index.left_out)}, indent=1))
+        say(to_json(content | {"left_out": dict(index.left_out)}, indent=1))
         return
     for name, reason in index.left_out.items():
-        typer.echo(f"left out: {folder / name}: {reason}", err=True)
-    typer.echo(f"index: {index.path}")
+        say(f"left out: {folder / name}: {reason}", err=True)
+    say(f"index: {index.path}")
 
 
 def _list(as_json: bool) -> None:
@@ -170,7 +170,7 @@ def _list(as_json: bool) -> None:
     from noisewise.experiments.paper.effort import duration
     from noisewise.federation.results import to_json
 
-    typer.echo("timing a few steps of each model ...", err=True)
+    say("timing a few steps of each model ...", err=True)
     rows = []
     for name in artefact_names():
         artefact = load_artefact(name)
@@ -188,18 +188,18 @@ def _list(as_json: bool) -> None:
             }
         )
     if as_json:
-        typer.echo(to_json(rows, indent=1))
+        say(to_json(rows, indent=1))
         return
-    typer.echo(
+    say(
         f"Times are for all seeds, columns and methods on {cores()} core(s) of this machine, "
         "scaled from a few timed steps;\n--seeds, --dists, --methods and --rounds make them "
         "shorter, and finished runs are shared.\n"
     )
     for place in ("main", "appendix"):
-        typer.echo("Main part" if place == "main" else "\nAppendix")
+        say("Main part" if place == "main" else "\nAppendix")
         for row in (row for row in rows if row["place"] == place):
             time = "" if row["kind"] == "elsewhere" else duration(float(str(row["seconds"])))
-            typer.echo(f"  {row['name']:<24} {row['kind']:<12} {time:>9}  {row['title']}")
-            typer.echo(f"  {'':<24} {row['label']}; needs {row['needs']}"
+            say(f"  {row['name']:<24} {row['kind']:<12} {time:>9}  {row['title']}")
+            say(f"  {'':<24} {row['label']}; needs {row['needs']}"
                        if row["kind"] != "elsewhere"
                        else f"  {'':<24} {row['label']}; {row['needs']}")  # fmt: skip

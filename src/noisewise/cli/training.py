@@ -19,6 +19,7 @@ from noisewise.cli.common import (
     cores,
     output_folder,
     overrides,
+    say,
     swept_values,
     words,
 )
@@ -79,14 +80,14 @@ def run_command(
         hands = workers or cores()
         result = run(wanted, job, folder=folder, workers=hands, on_round=on_round, clock=clock)
     if profile:
-        typer.echo(report_timing(clock, folder) + "\n", err=as_json)
+        say(report_timing(clock, folder) + "\n", err=as_json)
     if as_json:
-        typer.echo(to_json(result.summary()))
+        say(to_json(result.summary()))
     else:
-        typer.echo(as_text(method_rows([result])))
-        typer.echo(f"\nstatus: {result.status}; results in {folder}")
+        say(as_text(method_rows([result])))
+        say(f"\nstatus: {result.status}; results in {folder}")
     if result.status == "no_updates":
-        typer.echo(f"noisewise: {no_updates_text(result.rounds)}", err=True)
+        say(f"noisewise: {no_updates_text(result.rounds)}", err=True)
         raise typer.Exit(1)
 
 
@@ -157,7 +158,7 @@ def _compare(
         )
     for name, fault in outcome.failures.items():
         place = f" ({point.label})" if point.settings else ""
-        typer.echo(f"noisewise: {name}{place} failed: {fault}", err=True)
+        say(f"noisewise: {name}{place} failed: {fault}", err=True)
     if outcome.results:
         write_comparison(outcome.results, folder)
     return outcome
@@ -168,11 +169,11 @@ def _print_comparison(results: Sequence[RunResult], folder: Path, as_json: bool)
     from noisewise.report.tables import as_text, method_rows
 
     if as_json:
-        typer.echo((folder / "summary.json").read_text())
+        say((folder / "summary.json").read_text())
         return
-    typer.echo(as_text(method_rows(results)))
-    typer.echo(f"\n{explain(results)}\n\nTables, figures and runs: {folder}")
-    typer.echo(f"Page: {folder / 'report.html'}")
+    say(as_text(method_rows(results)))
+    say(f"\n{explain(results)}\n\nTables, figures and runs: {folder}")
+    say(f"Page: {folder / 'report.html'}")
 
 
 def _sweep(points: Sequence[SweepPoint], folder: Path, workers: int | None, as_json: bool) -> bool:
@@ -184,15 +185,15 @@ def _sweep(points: Sequence[SweepPoint], folder: Path, workers: int | None, as_j
     outcomes = []
     for number, point in enumerate(points, start=1):
         title = f"{number} of {len(points)}: {point.label}"
-        typer.echo(title, err=True)
+        say(title, err=True)
         place = folder / point.folder_name
         outcomes.append(_compare(point, place, workers, f"{number}/{len(points)}", as_json))
     if any(outcome.results for outcome in outcomes):
         sets = write_sweep(points, [outcome.results for outcome in outcomes], folder)
         if as_json:
-            typer.echo((folder / "sweep.json").read_text())
+            say((folder / "sweep.json").read_text())
         else:
             table = overview_table(sets)
-            typer.echo(aligned(table.headings, table.rows))
-            typer.echo(f"\nTables, figures and runs: {folder}\nPage: {folder / 'report.html'}")
+            say(aligned(table.headings, table.rows))
+            say(f"\nTables, figures and runs: {folder}\nPage: {folder / 'report.html'}")
     return any(outcome.failures for outcome in outcomes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from noisewise.checks import fraction, positive_int, positive_number
+from noisewise.checks import fraction, positive_int, positive_number, printable_name
 from noisewise.errors import InvalidValueError
 
 __all__ = ["ClientSpec"]
@@ -35,8 +35,7 @@ class ClientSpec:
     local_epochs: int = 1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.id, str) or not self.id:
-            raise InvalidValueError("id", self.id, "must be a non-empty string")
+        printable_name("id", self.id)
         name = f"client {self.id}: "
         positive_int(name + "n_examples", self.n_examples)
         positive_int(name + "batch_size", self.batch_size)

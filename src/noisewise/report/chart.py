@@ -16,8 +16,11 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.ticker import FixedFormatter, Formatter, FuncFormatter
 
 from noisewise.storage import write_atomic
+from noisewise.text import printable
 
 __all__ = [
     "GRID",
@@ -224,12 +227,43 @@ def add_tips(axes: Axes, name: str, xs: Sequence[float], ys: Sequence[float]) ->
 
 def settle(figure: Figure) -> None:
     """Find the layout once and keep it: a figure is written four times, and layout is slow."""
+    _show_names(figure)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 
 
+class _Names(FuncFormatter):
+    """Names at the ticks of an axis, as text."""
+
+    def __init__(self, names: Formatter) -> None:
+        super().__init__(lambda value, place: printable(names(value, place)))
+
+
+def _show_names(figure: Figure) -> None:
+    """Let every text of a figure be text: no control characters, and ``$`` begins no formula.
+
+    Formatters of numbers (powers of ten) write formulas of their own and keep them.
+    """
+    numbers = set()
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+        labels = {label for tick in ticks for label in (tick.label1, tick.label2)}
+        formatter = axis.get_major_formatter()
+        if isinstance(formatter, (FixedFormatter, FuncFormatter)):  # what set_ticks makes of names
+            if not isinstance(formatter, _Names):
+                axis.set_major_formatter(_Names(formatter))
+            for label in labels:
+                label.set_parse_math(False)
+        numbers |= {*labels, axis.get_offset_text()}
+    for text in figure.findobj(Text):
+        if text not in numbers:
+            text.set_text(printable(text.get_text(), lines=True))
+            text.set_parse_math(False)
+
+
 def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path, Path]:
     """Write ``name.png``, ``.svg`` and ``.pdf``; the same figure gives the same bytes."""
+    _show_names(figure)
     kinds: dict[str, dict[str, Any]] = {
         "png": {"dpi": 150},
         "svg": {"metadata": {"Date": None}},
@@ -249,6 +283,7 @@ def inline_svg(chart: Chart, prefix: str = "") -> str:
 
     ``prefix`` keeps the ids of charts of the same name apart.
     """
+    _show_names(chart.figure)
     out = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix + chart.name}):
         chart.figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
@@ -263,7 +298,7 @@ def inline_svg(chart: Chart, prefix: str = "") -> str:
     text = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}{chart.name}-\1)", text)
     text = re.sub(r"#[0-9a-f]{6}\b", lambda found: _variable(found[0]), text)
     text = re.sub(r"font: ([^;]*?)'[^;\"]*", r"font: \1var(--font)", text)
-    label = html.escape(f"{chart.title}. {chart.caption}", quote=True)
+    label = html.escape(printable(f"{chart.title}. {chart.caption}"), quote=True)
     opening = re.search(r'viewBox="[^"]+"', text)
     assert opening is not None
     body = text[text.index(">", text.index("<svg")) + 1 :]
@@ -281,7 +316,9 @@ def _with_titles(text: str, gid: str, words: Sequence[str]) -> str:
     remaining = iter(words)
 
     def titled(found: re.Match[str]) -> str:
-        return f"{found[1]}><title>{html.escape(next(remaining))}</title></use>"
+        return (
+            f"{found[1]}><title>{html.escape(printable(next(remaining), lines=True))}</title></use>"
+        )
 
     return text[:start] + re.sub(r"(<use [^>]*?)/>", titled, text[start:], count=len(words))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from noisewise.errors import InvalidValueError
 from noisewise.federation.results import RunResult, to_json
+from noisewise.report.cells import markdown_table, markdown_text, printable_run
 from noisewise.report.chart import Chart, save_figure, settle
 from noisewise.report.client_figures import budget_chart, estimate_chart, fairness_chart
 from noisewise.report.deployment import noised_accuracy_chart, site_weights_chart
@@ -17,8 +18,9 @@ from noisewise.report.page import Section, render_page
 from noisewise.report.server_view import server_views
 from noisewise.report.sources import RunSet, read_timings
 from noisewise.report.sweep import overview_chart, overview_csv, overview_table
-from noisewise.report.tables import as_csv, as_markdown, markdown, method_rows
+from noisewise.report.tables import as_csv, as_markdown, method_rows
 from noisewise.storage import write_atomic
+from noisewise.text import printable
 
 __all__ = ["charts_of", "write_comparison", "write_report"]
 
@@ -85,6 +87,15 @@ def write_report(
     """
     if not sets or not all(one.results for one in sets):
         raise InvalidValueError("results", [], "must be one or more runs")
+    sets = [
+        replace(
+            one,
+            name=printable(one.name),
+            folder=printable(one.folder),
+            results=tuple(map(printable_run, one.results)),
+        )
+        for one in sets
+    ]
     sections = [Section(one, charts_of(one.results)) for one in sets]
     single = len(sets) == 1
     written: list[Path] = []
@@ -110,18 +121,20 @@ def write_report(
 def _tables(results: Sequence[RunResult], charts: Sequence[Chart]) -> dict[str, str]:
     """The texts beside the page of one comparison."""
     rows = method_rows(results)
+    words = "\n".join(map(markdown_text, explain(results).split("\n")))
+    shown = ((c.name, markdown_text(c.title), markdown_text(c.caption)) for c in charts)
     pictures = "\n\n".join(
-        f"## {c.title}\n\n![{c.title}](figures/{c.name}.png)\n\n{c.caption}" for c in charts
+        f"## {title}\n\n![{title}](figures/{name}.png)\n\n{caption}"
+        for name, title, caption in shown
     )
     views = "\n\n".join(
-        f"## {name}\n\n{markdown(view.headings, view.rows)}" for name, view in server_views(results)
+        f"## {name}\n\n{markdown_table(view.headings, view.rows)}"
+        for name, view in server_views(results)
     )
     summary = {"rows": [asdict(row) for row in rows], "runs": [r.summary() for r in results]}
     return {
         "report.md": "\n\n".join(
-            part
-            for part in ("# Comparison", as_markdown(rows), explain(results), views, pictures)
-            if part
+            part for part in ("# Comparison", as_markdown(rows), words, views, pictures) if part
         )
         + "\n",
         "table.csv": as_csv(rows),

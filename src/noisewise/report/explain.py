@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from noisewise.federation.results import RunResult
+from noisewise.report.cells import printable_run
 from noisewise.report.tables import MethodRow, method_rows
 
 __all__ = ["explain"]
@@ -20,6 +21,7 @@ _TOLD = {
 
 def explain(results: Sequence[RunResult]) -> str:
     """A few sentences: how different the noise is, who got the weight, and what came of it."""
+    results = [printable_run(result) for result in results]
     rows = {row.method: row for row in method_rows(results)}
     # A server does not know the budgets of real sites, let alone whether they are the same.
     start = "" if any(run.deployed for run in results) else "At the same budgets "

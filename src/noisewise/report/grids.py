@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from noisewise.report.cells import csv_text, latex_text, markdown_table, markdown_text
+from noisewise.text import printable
 
 __all__ = ["Cell", "Grid", "grid_csv", "grid_latex", "grid_markdown", "grid_text", "grid_verdict"]
 
@@ -160,7 +161,8 @@ def _difference(grid: Grid, cell: Cell) -> str:
 
 def grid_text(grid: Grid) -> str:
     """Aligned columns for a terminal."""
-    table = [["", "", *grid.columns], *([row, kind, *cells] for row, kind, cells in _lines(grid))]
+    lines = [["", "", *grid.columns], *([row, kind, *cells] for row, kind, cells in _lines(grid))]
+    table = [[printable(cell) for cell in line] for line in lines]
     widths = [max(len(line[k]) for line in table) for k in range(len(grid.columns) + 2)]
 
     def line(cells: Sequence[str]) -> str:
@@ -168,37 +170,37 @@ def grid_text(grid: Grid) -> str:
         right = [c.rjust(w) for c, w in zip(cells[2:], widths[2:], strict=True)]
         return "  ".join(left + right).rstrip()
 
-    return "\n".join([grid.title, "", *(line(cells) for cells in table)])
+    return "\n".join([printable(grid.title), "", *(line(cells) for cells in table)])
 
 
 def grid_markdown(grid: Grid) -> str:
     """A Markdown table with its title above."""
-    head = ["method", "", *grid.columns]
-    lines = [" | ".join(head), " | ".join(["---"] * len(head))]
-    lines += [" | ".join([row, kind, *cells]) for row, kind, cells in _lines(grid)]
-    return f"**{grid.title}**\n\n" + "\n".join(f"| {line} |" for line in lines)
+    rows = [[row, kind, *cells] for row, kind, cells in _lines(grid)]
+    table = markdown_table(["method", "", *grid.columns], rows)
+    return f"**{markdown_text(grid.title)}**\n\n{table}"
 
 
 def grid_csv(grids: Sequence[Grid]) -> str:
     """One line for each figure, with all digits."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        ["table", "row", "column", "ours", "spread", "runs", "paper", "difference", "verdict"]
+    headings = (
+        "table",
+        "row",
+        "column",
+        "ours",
+        "spread",
+        "runs",
+        "paper",
+        "difference",
+        "verdict",
     )
+    lines: list[Sequence[str]] = [headings]
     for grid in grids:
         for row, cells in grid.rows.items():
             for column, cell in cells.items():
                 numbers = [cell.ours, cell.spread, cell.runs, cell.paper, cell.difference]
                 texts = ["" if math.isnan(n) else repr(n) for n in numbers]
-                writer.writerow([grid.name, row, column, *texts, grid.verdict(cell)])
-    return out.getvalue()
-
-
-def _tex(text: str) -> str:
-    for mark in ("\\", "_", "%", "&", "#"):
-        text = text.replace(mark, r"\textbackslash{}" if mark == "\\" else "\\" + mark)
-    return text.replace(" ± ", r"\,$\pm$\,").replace("^2", "$^2$")
+                lines.append([grid.name, row, column, *texts, grid.verdict(cell)])
+    return csv_text(lines)
 
 
 def grid_latex(grid: Grid) -> str:
@@ -206,15 +208,17 @@ def grid_latex(grid: Grid) -> str:
     lines = [
         r"\begin{table}[t]",
         r"\centering",
-        rf"\caption{{{_tex(grid.title)}. Ours, and in italics the published figures.}}",
+        rf"\caption{{{latex_text(grid.title)}. Ours, and in italics the published figures.}}",
         rf"\begin{{tabular}}{{l{'r' * len(grid.columns)}}}",
         r"\toprule",
-        " & ".join(["", *map(_tex, grid.columns)]) + r" \\",
+        " & ".join(["", *map(latex_text, grid.columns)]) + r" \\",
         r"\midrule",
     ]
     for row, kind, cells in _lines(grid):
         if kind == "ours":
-            lines.append(" & ".join([_tex(row), *map(_tex, cells)]) + r" \\")
+            lines.append(" & ".join([latex_text(row), *map(latex_text, cells)]) + r" \\")
         elif kind == "paper":
-            lines.append(" & ".join(["", *(rf"\textit{{{_tex(c)}}}" for c in cells)]) + r" \\")
+            lines.append(
+                " & ".join(["", *(rf"\textit{{{latex_text(c)}}}" for c in cells)]) + r" \\"
+            )
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])

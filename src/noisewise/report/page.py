@@ -10,6 +10,7 @@ import jinja2
 
 from noisewise import __version__
 from noisewise.federation.results import RunResult
+from noisewise.report.cells import printable_value
 from noisewise.report.chart import Chart, Table, css_colours, inline_svg
 from noisewise.report.citation import PAPER, PAPER_BIBTEX, software_bibtex
 from noisewise.report.explain import explain
@@ -193,6 +194,7 @@ def render_page(
         loader=jinja2.PackageLoader("noisewise.report", "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=printable_value,
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -53,7 +53,7 @@ def population_figure(rows: Sequence[ClientRow]) -> Figure:
         ("batch size b", [row.batch_size for row in ordered], False),
         ("training records N", [row.n_examples for row in ordered], False),
         ("noise multiplier z", [row.noise_multiplier for row in ordered], True),
-        ("noise of an update, sigma$^2$", [row.noise_variance for row in ordered], True),
+        ("noise of an update, sigma²", [row.noise_variance for row in ordered], True),
         ("oracle weight [%]", [100 * row.oracle_weight for row in ordered], False),
     ]
     for place, (title, values, logarithmic) in enumerate(panels, start=1):

@@ -12,6 +12,7 @@ from typing import Any
 
 from noisewise.errors import InvalidValueError
 from noisewise.federation.results import RunResult, load_run
+from noisewise.text import printable
 
 __all__ = ["Found", "RunSet", "find_runs", "name_sets", "read_timings", "words_of"]
 
@@ -219,7 +220,9 @@ def words_of(settings: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    return "default" if value is None else value if isinstance(value, str) else json.dumps(value)
+    if value is None:
+        return "default"
+    return printable(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _flat(config: str) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -12,6 +10,8 @@ from datetime import UTC, datetime
 import jinja2
 
 from noisewise.privacy.ledger import Entry, Statement
+from noisewise.report.cells import csv_text, printable_value
+from noisewise.text import printable
 
 __all__ = ["Kind", "kinds", "statement_csv", "statement_html", "statement_json", "statement_text"]
 
@@ -80,7 +80,7 @@ def statement_text(statement: Statement, last: int = 20) -> str:
     """
     unsealed = len(statement.entries) - statement.sealed
     lines = [
-        f"dataset    {statement.dataset_id}",
+        f"dataset    {printable(statement.dataset_id)}",
         f"promised   epsilon {statement.epsilon:g} at delta {statement.delta:g}, for each single "
         "record",
         f"spent      epsilon {statement.spent:.6g} ({_share(statement)}), by accountant "
@@ -127,14 +127,9 @@ def _table(entries: Sequence[Entry]) -> list[str]:
 
 def statement_csv(statement: Statement) -> str:
     """All entries, one line each, with their names in the first line."""
-    target = io.StringIO()
-    writer = csv.writer(target, lineterminator="\n")
     names = [field.name for field in fields(Entry)]
-    writer.writerow(names)
-    for entry in statement.entries:
-        values = [getattr(entry, name) for name in names]
-        writer.writerow(["" if value is None else value for value in values])
-    return target.getvalue()
+    rows = ([getattr(entry, name) for name in names] for entry in statement.entries)
+    return csv_text([names, *(["" if value is None else value for value in row] for row in rows)])
 
 
 def statement_json(statement: Statement) -> str:
@@ -153,6 +148,7 @@ def statement_html(statement: Statement, printed: datetime | None = None) -> str
         loader=jinja2.PackageLoader("noisewise.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=printable_value,
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from noisewise.report.cells import csv_text
 from noisewise.report.chart import (
     FONT_SIZE,
     INK,
@@ -63,16 +62,14 @@ def overview_table(sets: Sequence[RunSet]) -> Table:
 
 def overview_csv(sets: Sequence[RunSet]) -> str:
     """The exact numbers, with a column for each field that varies."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     keys = _keys(sets)
     fields = ("seeds", "accuracy", "standard_error", "noise_ratio", "largest_epsilon", "diverged")
-    writer.writerow(["set", *keys, "method", *fields])
+    lines: list[list[object]] = [["set", *keys, "method", *fields]]
     for one in sets:
         for row in method_rows(one.results):
             varied = [one.settings.get(key) for key in keys]
-            writer.writerow([one.name, *varied, row.method, *(getattr(row, f) for f in fields)])
-    return out.getvalue()
+            lines.append([one.name, *varied, row.method, *(getattr(row, f) for f in fields)])
+    return csv_text(lines)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from noisewise.federation.results import RunResult
+from noisewise.report.cells import csv_text, markdown_table, printable_run
+from noisewise.text import printable
 
 __all__ = [
     "NOT_KNOWN",
@@ -20,7 +20,6 @@ __all__ = [
     "as_markdown",
     "as_text",
     "by_method",
-    "markdown",
     "method_rows",
 ]
 
@@ -123,7 +122,7 @@ def by_method(results: Sequence[RunResult]) -> dict[str, list[RunResult]]:
 def method_rows(results: Sequence[RunResult]) -> tuple[MethodRow, ...]:
     """One row for each method, in the order of first appearance."""
     rows = []
-    for method, runs in by_method(results).items():
+    for method, runs in by_method([printable_run(result) for result in results]).items():
         scores = np.array([run.accuracy for run in runs])
         ratios = [run.noise_ratio for run in runs if math.isfinite(run.noise_ratio)]
         shares = [run.signal_share for run in runs if math.isfinite(run.signal_share)]
@@ -154,7 +153,7 @@ def as_text(rows: Sequence[MethodRow]) -> str:
 
 def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Words in columns, under a rule."""
-    table = [headings, *rows]
+    table = [[printable(cell) for cell in line] for line in (headings, *rows)]
     widths = [max(len(line[column]) for line in table) for column in range(len(headings))]
 
     def line(cells: Sequence[str]) -> str:
@@ -166,23 +165,12 @@ def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def as_markdown(rows: Sequence[MethodRow]) -> str:
     """A Markdown table."""
-    return markdown(HEADINGS, [row.cells() for row in rows])
-
-
-def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Words in columns, as a Markdown table."""
-    lines = [headings, ["---"] * len(headings), *rows]
-    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    return markdown_table(HEADINGS, [row.cells() for row in rows])
 
 
 def as_csv(rows: Sequence[MethodRow]) -> str:
     """The exact numbers, for a spreadsheet."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     fields = tuple(MethodRow.__dataclass_fields__)
-    writer.writerow(fields)
-    for row in rows:
-        values = [getattr(row, name) for name in fields]
-        writer.writerow([" ".join(map(str, v)) if isinstance(v, tuple) else v for v in values])
-    return out.getvalue()
+    values = [[getattr(row, name) for name in fields] for row in rows]
+    cells = [[" ".join(map(str, v)) if isinstance(v, tuple) else v for v in row] for row in values]
+    return csv_text([fields, *cells])

@@ -14,9 +14,11 @@ from noisewise.experiments.paper.effort import duration
 from noisewise.experiments.paper.outcome import Outcome, grid_data, verdicts
 from noisewise.experiments.paper.registry import Artefact, artefact_names
 from noisewise.federation.results import to_json
+from noisewise.report.cells import markdown_text
 from noisewise.report.chart import save_figure
 from noisewise.report.grids import grid_csv, grid_latex, grid_markdown, grid_text
 from noisewise.storage import write_atomic
+from noisewise.text import printable
 
 __all__ = ["Index", "as_data", "as_text", "origin_line", "write_index", "write_outcome"]
 
@@ -173,7 +175,7 @@ def write_outcome(
         png, *others = save_figure(figure, folder, name)
         pictures.append(f"![{name}]({png.name})")
         written += [png, *others]
-    options = "" if not origin["options"] else " " + " ".join(origin["options"])
+    options = "" if not origin["options"] else " " + printable(" ".join(origin["options"]))
     page = [
         f"# {about.title}",
         f"The paper's `{about.label}`. {origin_line(origin)}",
@@ -182,7 +184,10 @@ def write_outcome(
         *(grid_markdown(grid) for grid in outcome.grids),
         *pictures,
         "\n".join(f"- {note}" for note in outcome.notes),
-        "\n".join(f"- failed: {name}: {fault}" for name, fault in outcome.failures.items()),
+        "\n".join(
+            f"- failed: {markdown_text(f'{name}: {fault}')}"
+            for name, fault in outcome.failures.items()
+        ),
     ]
     text = "\n\n".join(part for part in page if part) + "\n"
     files = {
