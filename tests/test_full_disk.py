@@ -82,7 +82,10 @@ def one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     patch.undo()
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name",
+    ["run", "compare", "reproduce", pytest.param("sweep", marks=pytest.mark.slow)],
+)
 def test_the_same_command_resumes_to_the_same_bytes(
     name: str, tmp_path: Path, noisewise: Noisewise
 ) -> None:

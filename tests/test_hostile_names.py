@@ -155,6 +155,7 @@ def test_no_writer_lets_a_control_character_through(
     assert [line[0] for line in lines[1:]][12:15] == ["'=1+1|x", "'@SUM(A1)", "'-2+3"]
 
 
+@pytest.mark.filterwarnings("ignore:Glyph 27")
 def test_the_check_notices_writers_that_pass_names_on(
     results: tuple[RunResult, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
