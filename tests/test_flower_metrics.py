@@ -109,6 +109,31 @@ def test_off_by_default_and_refused_in_the_same_words(tmp_path: Path, caplog: An
     assert statement(site).entries == ()
 
 
+def test_a_figure_is_a_whole_number_of_records(tmp_path: Path) -> None:
+    """Full-precision noise would tell by its lowest bits which count it was added to."""
+    site = metrics_site(tmp_path, releases=8)
+    for number in range(1, 9):
+        told = figure(ask(site, number))
+        assert told == round(told * PUBLIC) / PUBLIC
+
+
+def test_the_reason_of_a_refusal_is_noted_at_the_site(tmp_path: Path) -> None:
+    site = make_site(tmp_path, records=60)
+    assert refused(ask(site, 4))
+    asked = message("train", {"server-round": 2, "learning-rate": 1e9})
+    assert refused(make_client_app()(asked, context(site=str(site))))
+    told = CliRunner().invoke(app, ["ledger", "why", str(tmp_path / "site.ledger"), "--last", "2"])
+    assert told.exit_code == 0
+    assert "[metrics]" in told.output
+    assert "learning-rate" in told.output
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[ledger")
+    asked = message("train", {"server-round": 2, "learning-rate": 0.1})
+    assert refused(make_client_app()(asked, context(site=str(broken))))
+    told = CliRunner().invoke(app, ["ledger", "why", str(broken)])
+    assert "must be a site's TOML file" in told.output.replace("\n", " ")
+
+
 def test_training_and_metrics_share_the_budget_and_both_last_as_planned(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

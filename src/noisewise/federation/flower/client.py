@@ -1,8 +1,9 @@
 """The client of a site: its own budget, its own ledger, noised arrays out and nothing else.
 
 A reply is either the noised change of the parameters or the words "not taking part"; a site whose
-own file has a part ``[metrics]`` also answers questions, with one noised number. Why a site does
-not take part stands in its own log.
+own file has a part ``[metrics]`` also answers questions, with one noised number, and a site with a
+part ``[declaration]`` tells its unit and budget. The reason why a site does not take part is in its
+own log and in the output of ``noisewise ledger why``.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from torch import Tensor
 from noisewise.errors import InvalidValueError, NoisewiseError
 from noisewise.federation.flower.check import FAR
 from noisewise.federation.flower.declaration import ACTION, declaration_content
-from noisewise.federation.flower.instruction import Instruction, read_instruction
+from noisewise.federation.flower.instruction import Instruction, asked_round, read_instruction
 from noisewise.federation.flower.metrics import noised_accuracy_content
 from noisewise.federation.flower.records import to_record
 from noisewise.federation.flower.site import Site, load_site
-from noisewise.privacy.ledger import SealedReply
+from noisewise.privacy.ledger import SealedReply, note_refusal
 from noisewise.randomness import SecureRandom
 from noisewise.training.engine import IsolatedGradients
 from noisewise.training.local import local_update, per_step
@@ -51,20 +52,20 @@ def make_client_app(site: str | Path | None = None) -> ClientApp:
     """
     app = ClientApp()
 
-    def read(context: Context) -> Site:
-        return load_site(_site_file(site, context))
+    def site_file(context: Context) -> Path:
+        return _site_file(site, context)
 
     @app.train()  # type: ignore[untyped-decorator, unused-ignore]
     def train(message: Message, context: Context) -> Message:
-        return answer(message, lambda: read(context))
+        return answer(message, lambda: site_file(context))
 
     @app.evaluate()  # type: ignore[untyped-decorator, unused-ignore]
     def evaluate(message: Message, context: Context) -> Message:
-        return answer(message, lambda: read(context), noised_accuracy_content)
+        return answer(message, lambda: site_file(context), noised_accuracy_content)
 
     @app.query(ACTION)  # type: ignore[untyped-decorator, unused-ignore]
     def declare(message: Message, context: Context) -> Message:
-        made = declaration_content(lambda: read(context), message.content)
+        made = declaration_content(lambda: load_site(site_file(context)), message.content)
         return _refusal(message) if made is None else Message(made, reply_to=message)
 
     @app.query()  # type: ignore[untyped-decorator, unused-ignore]
@@ -75,7 +76,7 @@ def make_client_app(site: str | Path | None = None) -> ClientApp:
     return app
 
 
-def _site_file(given: str | Path | None, context: Context) -> str | Path:
+def _site_file(given: str | Path | None, context: Context) -> Path:
     """Named by code that the site installed, its node config or its environment; no run's config.
 
     ``{partition-id}`` stands for the number that Flower's simulation gives a node.
@@ -84,32 +85,40 @@ def _site_file(given: str | Path | None, context: Context) -> str | Path:
     if not isinstance(path, (str, Path)):
         allowed = 'must be in --node-config of the SuperNode: site="PATH", the site\'s file'
         raise InvalidValueError("site", path, allowed)
-    return str(path).replace("{partition-id}", str(context.node_config.get("partition-id", "")))
+    number = str(context.node_config.get("partition-id", ""))
+    return Path(str(path).replace("{partition-id}", number))
 
 
 def answer(
     message: Message,
-    read_site: Callable[[], Site],
+    site_file: Callable[[], Path],
     content: Callable[[Site, RecordDict], RecordDict] | None = None,
 ) -> Message:
     """The reply to a message: noised arrays, or "not taking part" whatever went wrong.
 
-    No exception leaves: Flower would send its text to the server.
+    No exception leaves: Flower would send its text to the server. The reason of a refusal is noted
+    beside the ledger, or beside the site's file if that cannot be read.
 
     Args:
         message: the server's.
-        read_site: loads the site.
+        site_file: finds the site's file.
         content: (site, content of the message) -> content of the reply; a noised update by default.
     """
+    notes: Path | None = None
     try:
-        made = (content or _update_content)(read_site(), message.content)
-    except NoisewiseError as error:
-        _log.error("not taking part: %s", error)
-    except Exception:
-        _log.exception("not taking part: an error that is ours or this machine's")
-    else:
-        return Message(made, reply_to=message)
-    return _refusal(message)
+        notes = site_file()
+        site = load_site(notes)
+        notes = site.ledger_file
+        made = (content or _update_content)(site, message.content)
+    except Exception as error:
+        if isinstance(error, NoisewiseError):
+            _log.error("not taking part: %s", error)
+        else:
+            _log.exception("not taking part: an error of this software or of this machine")
+        if notes is not None:
+            note_refusal(notes, error, round_number=asked_round(message))
+        return _refusal(message)
+    return Message(made, reply_to=message)
 
 
 def _update_content(site: Site, asked: RecordDict) -> RecordDict:
@@ -141,7 +150,8 @@ def site_reply(site: Site, instruction: Instruction) -> Tensor:
         granted = ledger.reserve(digest, site.plan, at_most=site.rounds_allowed)
         if isinstance(granted, SealedReply):
             _log.info(
-                "round %d was answered before: the stored reply is sent again, nothing is charged",
+                "round %d was answered before: the stored reply of an identical instruction is "
+                "sent again; no budget is charged",
                 instruction.round,
             )
             return decode(granted.reply)["delta"]

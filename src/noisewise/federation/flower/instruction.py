@@ -12,7 +12,7 @@ import json
 import math
 from dataclasses import dataclass
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from noisewise.errors import InvalidValueError, UpdateError
@@ -22,7 +22,7 @@ from noisewise.privacy.ledger import instruction_hash
 from noisewise.privacy.plan import LocalPlan
 from noisewise.training.parameters import ParameterLayout
 
-__all__ = ["Instruction", "Question", "read_instruction", "read_question"]
+__all__ = ["Instruction", "Question", "asked_round", "read_instruction", "read_question"]
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,15 @@ def read_question(content: RecordDict, layout: ParameterLayout, limits: LimitsPa
     """Check a message to evaluate; see `read_instruction`."""
     number = _round(_config(content, ("server-round",)), limits)
     return Question(number, _theta(content, layout))
+
+
+def asked_round(message: Message) -> int | None:
+    """The round that a message names, for a site's notes; None if it names no usable one."""
+    try:
+        number = message.content.config_records["config"]["server-round"]
+    except Exception:  # whatever the server sent
+        return None
+    return number if type(number) is int and abs(number) < 2**31 else None
 
 
 def _config(content: RecordDict, allowed: tuple[str, ...]) -> ConfigRecord:

@@ -1,9 +1,9 @@
 """The one figure that a site may give out beside its updates: a noised accuracy, and its price.
 
-What leaves is (records that the model gets right + N(0, z^2)) / a number from the site's own file.
-One record changes the first term by at most 1, so this is a Gaussian mechanism of noise multiplier
-z without any sampling. The ledger charges it to the same budget as training, as if every record
-were trained on and held out at once.
+What leaves is the number of records that the model gets right plus N(0, z^2), rounded to a whole
+number and divided by a number from the site's own file. One record changes the first term by at
+most 1, so this is a Gaussian mechanism of noise multiplier z without any sampling. The ledger
+charges it to the same budget as training, as if every record were trained on and held out at once.
 """
 
 from __future__ import annotations
@@ -58,7 +58,11 @@ def noised_accuracy(site: Site, question: Question) -> float:
         charge = metrics_charge(part.noise_multiplier)
         granted = ledger.reserve(digest, charge, at_most=part.releases)
         if isinstance(granted, SealedReply):
-            _log.info("round %d was asked about before: the same number again", question.round)
+            _log.info(
+                "round %d was asked about before: the stored accuracy is sent again; no budget is "
+                "charged",
+                question.round,
+            )
             return _decode(granted.reply)
         right = Answers(site.model).count_right(question.theta, data)
         noise = part.noise_multiplier * float(SecureRandom().normal(0, 1)[0])

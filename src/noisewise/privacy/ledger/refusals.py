@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from noisewise.errors import InvalidValueError, LedgerError
+from noisewise.text import printable
 
 __all__ = ["Refusal", "note_refusal", "read_refusals", "refusals_file"]
 
@@ -167,11 +168,3 @@ def _parsed(line: str) -> Refusal | None:
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-
-
-def printable(text: str) -> str:
-    """``text`` on one line, without characters that would steer a terminal."""
-    return "".join(
-        letter if letter.isprintable() else " " if letter.isspace() else "\N{REPLACEMENT CHARACTER}"
-        for letter in text
-    )
