@@ -23,6 +23,7 @@ from scipy import stats
 from noisewise.errors import InvalidValueError
 from noisewise.randomness import RandomSource, SecureRandom, SeededRandom
 from noisewise.training import local_update
+from noisewise.training.local import noise_grid
 
 P = 30_000
 LIMIT = 6 / P**0.5  # of a correlation
@@ -279,3 +280,49 @@ class OnePool(SecureRandom):
 def test_planted_generators_are_seen(flawed: Callable[[], RandomSource]) -> None:
     with pytest.raises(AssertionError, match="drawn again"):
         check_cannot_be_drawn_again(flawed)
+
+
+# ---------------------------------------------------------------- the lowest bits
+
+
+def multiples(update: Update, rng: RandomSource) -> np.ndarray:
+    """A one-step update of zero parameters in units of the public grid."""
+    model, theta, data = zero_gradient_case(P, 20)
+    plan = make_test_plan(n=20, batch=16, steps=1, clip=CLIP, z=Z)
+    delta = update(model, theta, data, plan, 1.0, product_loss, rng).delta.double().numpy()
+    return delta * 16 / noise_grid(plan.noise_std)
+
+
+def check_replies_are_on_the_grid(update: Update, rng: RandomSource) -> None:
+    units = multiples(update, rng)
+    assert np.array_equal(units, np.round(units)), "between the points of the grid"
+    assert 2**20 < units.std() < 2**21  # far below the noise
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_noised_sums_lie_on_a_public_grid(name: str) -> None:
+    check_replies_are_on_the_grid(local_update, SOURCES[name](0, 1, "a"))
+
+
+def test_noise_of_full_precision_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noisewise.training.local.noise_grid", lambda std: 1e-300)
+    with pytest.raises(AssertionError, match="between the points"):
+        check_replies_are_on_the_grid(local_update, SecureRandom())
+
+
+@pytest.mark.parametrize("std", [1e-12, 0.3, 1.0, 1.999, 2.0, 7e8])
+def test_the_grid_is_a_power_of_two_far_below_the_noise(std: float) -> None:
+    grid = noise_grid(std)
+    assert np.frexp(grid)[0] == 0.5
+    assert std * 2.0**-21 < grid <= std * 2.0**-20
+
+
+def test_the_grid_cells_have_the_normal_law() -> None:
+    """What rounding cannot mend: the sampler's own law, checked cell by cell near the centre."""
+    draws = np.concatenate([SecureRandom().normal(0, 1_000_000) for _ in range(4)])
+    edges = np.linspace(-4, 4, 257)
+    counts, _ = np.histogram(draws, edges)
+    expected = np.diff(stats.norm.cdf(edges)) * len(draws)
+    chi = float(((counts - expected) ** 2 / expected).sum())
+    assert stats.chi2(len(counts)).cdf(chi) < 1 - 1e-6
+    assert abs(draws).max() < np.sqrt(2 * 53 * np.log(2))  # no radius beyond 8.57
