@@ -69,6 +69,8 @@ bench: $(BENCH)  ## speed and precision, as ratios in one run each (an hour)
 	$(BIN)/python benchmarks/estimators.py
 	$(BIN)/python benchmarks/precision.py --train
 	$(BIN)/python benchmarks/gradients.py
+	$(BIN)/python benchmarks/isolation.py
+	$(BIN)/python benchmarks/rounding.py
 	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/python benchmarks/calibration.py
 	$(BIN)/python benchmarks/ledger.py
