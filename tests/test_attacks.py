@@ -162,7 +162,7 @@ def test_all_refused_is_an_error_and_the_round_leaves_the_model_alone() -> None:
     plans = plan_clients([c.spec for c in clients], method, rounds=2, clip_norm=1.0)
     settings = TrainingSettings(2, 0.1)
     run = simulate(clients, plans, method, small_model(), settings, attacks=[attack])
-    assert run.status == "finished"
+    assert run.status == "no_updates"
     assert run.rounds[-1].weights == {}
     assert "honest" in run.rounds[-1].dropped[clients[0].spec.id]
     assert all(spent > 0 for spent in run.rounds[-1].epsilon_spent.values())  # trained: charged

@@ -393,7 +393,7 @@ def last_layer_only(combined):
     class Unseen:
         def __init__(self, piece: pieces.Piece) -> None:
             self.indices, self.add_sum = piece.indices, piece.add_sum
-            self.squared_norms = lambda: 0.0 * piece.squared_norms()
+            self.squared_norms = lambda floor: 0.0 * piece.squared_norms(floor)
 
     def planted(found):
         *others, last = combined(found)

@@ -180,7 +180,7 @@ def test_why_shows_the_last_refusals(path: Path, noisewise: Noisewise) -> None:
         False,
         True,
     )
-    assert "round 2  no 2 \ufffd[2Jleft" in second
+    assert r"round 2  no 2 \u001b[2Jleft" in second
     assert second.split()[0].endswith("Z")
     assert "nothing" in other.lower()
     path.unlink()
