@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from noisewise.aggregation.agreement import AgreementTracker
 from noisewise.aggregation.base import Aggregation, ServerView, State, weighted_sum
+from noisewise.aggregation.weights import capped_weights
 from noisewise.checks import positive_int, positive_number
 from noisewise.errors import InvalidValueError, NoHonestUpdateError
 from noisewise.noise.estimate import NoiseEstimate
@@ -31,6 +33,7 @@ _CAP = 0.4
 _SIGNAL, _NOISE = 2.25, 1.1  # room for 1.5 times the common signal and for the noise's deviation
 _SMALL = (0.1, 0.3, 1.0)  # what counts as a small coordinate, in deviations of the floor's noise
 _ROWS = 1 << 18
+_PREFIX = "guard."
 _ERRORS = 5.0  # standard errors of room before an update is refused
 _ALONG = 3.0  # the same before one is shrunk, which costs an honest client little
 
@@ -66,6 +69,18 @@ class Guard:
         An update that was refused must not end the round: whoever sent it would end the training.
         """
         return max(_CAP / self.tolerated_attackers, 1 / n_sound)
+
+    def trusted(
+        self, weights: NDArray[np.float64], trust: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Weights [m] lowered by ``trust`` [m]; the others take over the rest, within the cap.
+
+        The cap is loosened where those who are trusted could not reach a sum of 1 otherwise: they
+        would have to pass weight on to those who are not.
+        """
+        if np.all(trust == 1):
+            return weights
+        return capped_weights(weights * trust, max(self.cap(len(weights)), 1 / trust.sum()))
 
     def refuse(self, values: Tensor, gram: NDArray[np.float64]) -> dict[int, str]:
         """Which columns no honest client sends, and why.
@@ -190,8 +205,12 @@ Weigh = Callable[[Tensor, tuple[str, ...], float], Weighed]
 """(updates [p, m], their ids, largest weight) -> weights; the guard's floor is up to the caller."""
 
 
-def guarded_sum(view: ServerView, guard: Guard | None, weigh: Weigh) -> Aggregation:
+def guarded_sum(
+    view: ServerView, guard: Guard | None, weigh: Weigh, state: State
+) -> Aggregation:
     """The weighted sum of a round's updates, behind a guard or without one.
+
+    The guard keeps its part of the state under names that begin with ``guard.``.
 
     Raises:
         NoHonestUpdateError: if the guard refuses every update.
@@ -212,8 +231,14 @@ def guarded_sum(view: ServerView, guard: Guard | None, weigh: Weigh) -> Aggregat
     found = weigh(kept, tuple(ids[i] for i in sound), guard.cap(len(sound)))
     variance = guard.variance(found.noise.variance)
     among = gram[np.ix_(sound, sound)]
-    factors = guard.factors(among, found.weights, variance, len(values))
+    tracker = AgreementTracker(tolerated_attackers=guard.tolerated_attackers)
+    own = {k.removeprefix(_PREFIX): v for k, v in state.items() if k.startswith(_PREFIX)}
+    names = tuple(ids[i] for i in sound)
+    trust, following = tracker.judge(kept, names, variance, found.weights, own)
+    trusted = guard.trusted(found.weights, trust)
+    factors = guard.factors(among, trusted, variance, len(values))
     weights = np.zeros(len(ids))
-    weights[sound] = found.weights
-    delta = weighted_sum(kept, found.weights * factors)
-    return Aggregation(delta, weights, found.noise, found.state, refused=reasons)
+    weights[sound] = trusted
+    delta = weighted_sum(kept, trusted * factors)
+    later = {**found.state, **{_PREFIX + name: array for name, array in following.items()}}
+    return Aggregation(delta, weights, found.noise, later, refused=reasons)

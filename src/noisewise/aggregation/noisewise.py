@@ -101,7 +101,7 @@ class NoiseWise:
             horizon = float(view.round if self.horizon == "rounds" else self.horizon)
             return self._weigh(values, ids, cap, target, horizon, state)
 
-        return guarded_sum(view, self.guard, weigh)
+        return guarded_sum(view, self.guard, weigh, state)
 
     def _weigh(
         self,

@@ -72,4 +72,4 @@ class RobustHDP:
             weights = inverse_variance_weights(without_empty(variance, empty), cap=cap)
             return Weighed(weights, noise, following)
 
-        return guarded_sum(view, self.guard, weigh)
+        return guarded_sum(view, self.guard, weigh, state)

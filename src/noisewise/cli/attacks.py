@@ -33,6 +33,9 @@ def attacks_command(
         str | None, typer.Option(help="Comma-separated, instead of the config's.")
     ] = None,
     attacks: Annotated[str | None, typer.Option(help="Comma-separated; default: all.")] = None,
+    together: Annotated[
+        bool, typer.Option("--together", help="All attackers attack at once, in every attack.")
+    ] = False,
     output: Output = None,
     workers: Workers = None,
     settings: Set = None,
@@ -69,6 +72,7 @@ def attacks_command(
         words("--attackers", attackers) or [],
         methods=chosen,
         attacks=words("--attacks", attacks),
+        together=together,
     )
     folder = output_folder(output, config)
     number = {cell.folder_name: k + 1 for k, cell in enumerate(cells)}

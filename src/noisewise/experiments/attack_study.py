@@ -71,6 +71,7 @@ def attack_cells(
     *,
     methods: Sequence[MethodConfig],
     attacks: Sequence[str] | None = None,
+    together: bool = False,
 ) -> tuple[AttackCell, ...]:
     """All runs of the study, the attack-free ones first.
 
@@ -81,6 +82,7 @@ def attack_cells(
         methods: names with options and learning rates; noise-aware ones run with and without the
             guard.
         attacks: names of `ATTACKS`; all by default.
+        together: all attackers attack at once in every attack, not just the sybils.
 
     Raises:
         InvalidValueError: for an attack or attacker that does not exist, for an empty list, and for
@@ -105,7 +107,7 @@ def attack_cells(
             )
     cells = []
     for kind in [NO_ATTACK, *kinds]:
-        members = tuple(attackers) if kind == "sybils" else tuple(attackers[:1])
+        members = tuple(attackers if together or kind == "sybils" else attackers[:1])
         hostile = [] if kind == NO_ATTACK else [AttackConfig(kind=kind, clients=list(members))]
         for method in methods:
             for guarded in (False, True) if method.name in _GUARDED else (False,):

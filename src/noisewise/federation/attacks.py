@@ -27,6 +27,9 @@ class AttackKind:
         noise_free: whether the attacker trains without noise, for a clean direction.
         breaks_policy: whether no honest client could have sent it, so that a guard can tell.
         together: whether all attackers send the very same update.
+        first_round: whether every round's update is made from the client's own of the first round.
+        shared: whether several attackers divide the coordinates among them: each sends noise of
+            energy F outside its share, so that no two updates are close to each other.
         strength: used where the attack gives none.
     """
 
@@ -35,6 +38,8 @@ class AttackKind:
     noise_free: bool = False
     breaks_policy: bool = True
     together: bool = False
+    first_round: bool = False
+    shared: bool = False
     strength: float = 1.0
 
 
@@ -53,6 +58,16 @@ ATTACKS: Mapping[str, AttackKind] = MappingProxyType(
             lambda own, size, noise: noise - size * own,
             "the opposite direction, with exactly the least noise that the policy permits",
             noise_free=True, breaks_policy=False,
+        ),
+        "antisign": AttackKind(
+            lambda own, size, noise: -size * own.sign() * noise.abs(),
+            "the magnitudes of the least permitted noise, with signs opposite to its own update",
+            noise_free=True, breaks_policy=False, shared=True,
+        ),
+        "fixed": AttackKind(
+            lambda own, size, noise: -size * own.sign() * noise.abs(),
+            "the same with the signs of the first round, in every round",
+            noise_free=True, breaks_policy=False, first_round=True, shared=True,
         ),
         "scaled": AttackKind(
             lambda own, size, _: size * own, "its honest update, a hundred times as large",
@@ -126,6 +141,7 @@ def attacked(
     floor: float,
     seed: int,
     round_number: int,
+    first: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """What the server receives: the attackers' updates are replaced.
 
@@ -135,15 +151,20 @@ def attacked(
         floor: F, the least noise energy of an honest update.
         seed: of the run.
         round_number: with the seed and the client, it decides the attackers' noise.
+        first: the attackers' own updates of the first round; by default those received.
     """
     sent = dict(received)
     for attack in attacks:
         members = [client for client in attack.clients if client in received]
         for client in members:
             source = members[0] if attack.what.together else client
-            own = received[source]
+            own = (first or received)[source] if attack.what.first_round else received[source]
             generator = keyed_generator(seed, round_number, source, "attack")
             noise = torch.from_numpy(generator.standard_normal(len(own))).to(own)
             noise *= math.sqrt(floor / len(own))
             sent[client] = attack.what.send(own, attack.size, noise)
+            if attack.what.shared:
+                n, position = len(attack.clients), attack.clients.index(client)
+                share = torch.arange(len(own), device=own.device) % n == position
+                sent[client] = torch.where(share, sent[client], noise)
     return sent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ class Federation:
         clock: told where the time goes.
         attacks: clients that send something else than what they trained.
         floor: the least noise energy of an honest update, which attackers know.
+        first: own updates of the first round of attackers that use them in every round.
     """
 
     clients: tuple[Client, ...]
@@ -52,6 +53,7 @@ class Federation:
     clock: Stopwatch
     attacks: tuple[Attack, ...] = ()
     floor: float = 0.0
+    first: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -93,7 +95,9 @@ def play_round(federation: Federation, snapshot: Snapshot, members: Sequence[int
     with federation.clock.part("local training"):
         deltas = federation.executor.updates(snapshot.theta, number, members)
     trained = {federation.ids[m]: delta for m, delta in zip(members, deltas, strict=True)}
-    received = attacked(trained, federation.attacks, federation.floor, federation.seed, number)
+    received = attacked(
+        trained, federation.attacks, federation.floor, federation.seed, number, federation.first
+    )
     rounds_done = dict(snapshot.rounds_done)
     for client in received:
         rounds_done[client] += 1

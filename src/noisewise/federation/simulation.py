@@ -147,6 +147,7 @@ def simulate(
                 clock=clock or Stopwatch(),
                 attacks=tuple(attacks),
                 floor=float(noise(plans).min()) if noise_floor is None else noise_floor,
+                first=_first_updates(hands, theta, workload.clients, attacks),
             )
             return _all_rounds(federation, theta, files, on_round)
         finally:
@@ -165,6 +166,18 @@ def _trained_plans(
         else plan
         for client, plan in zip(clients, plans, strict=True)
     )
+
+
+def _first_updates(
+    executor: Executor, theta: Tensor, clients: Sequence[Client], attacks: Sequence[Attack]
+) -> dict[str, Tensor]:
+    """What the attackers that need it trained in the first round: also known in a resumed run."""
+    wanted = {client for attack in attacks if attack.what.first_round for client in attack.clients}
+    members = [place for place, client in enumerate(clients) if client.spec.id in wanted]
+    if not members:
+        return {}
+    updates = executor.updates(theta, 1, members)
+    return {clients[m].spec.id: update for m, update in zip(members, updates, strict=True)}
 
 
 def _all_rounds(
