@@ -11,15 +11,17 @@ negative one, whichever direction it chose.
 
 from __future__ import annotations
 
-import math
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from noisewise.aggregation.weights import capped_weights
 from noisewise.checks import positive_int
 from noisewise.errors import InvalidValueError
 
@@ -28,8 +30,12 @@ __all__ = ["Agreement", "AgreementTracker"]
 State = Mapping[str, NDArray[Any]]
 Vector = NDArray[np.float64]
 
-_HUBER = 1.345  # standard errors within which an observation counts in full
+_HUBER = 0.25  # standard errors within which an observation counts in full: nearly a median
+_INEFFICIENCY = 1.179  # error of such a mean of normal observations, over that of the plain mean
+_MINORITY = 1 / 3  # of the votes: at most this much for f clients
 _ITERATIONS = 30
+_ROWS = 1 << 16  # of a sketch: updates up to this size are remembered as they are
+_LARGEST = 1e300  # of a variance: an infinite one would never be forgotten
 
 
 @dataclass(frozen=True)
@@ -68,12 +74,14 @@ class Agreement:
 class AgreementTracker:
     """Benefits of all clients, from products between their past updates and others' present ones.
 
-    C_i = sum_s decay^(age of s) d_i^s over the rounds s in which client i took part, and
-    B_ij = sum_t decay^(age of t) <C_i^(t-1), d_j^t>, whose noise has the variance
-    sum_t decay^(2 age of t) ||C_i||^2 sigma_j^2 / p. The benefit of i is a Huber mean of B_ij over
-    the others j, so that f of them can shift it by a bounded number of standard errors only.
-    Several memories are kept, as a short one sees a client that changes its mind and a long one
-    sees a small pull.
+    C_i = sum_s decay^(age of s) d_i^s / v_i^s over the rounds s in which client i took part, with
+    noise energies v, so that a round counts as it counted in the model: one loud update cannot
+    blur what a client sends later. B_ij = sum_t decay^(age of t) <C_i^(t-1), d_j^t> has noise of
+    variance sum_t decay^(2 age of t) ||C_i||^2 v_j^t / p. The benefit of i is v_i times a Huber
+    mean of B_ij over the others j. The errors of the quietest are raised until no f clients have
+    more than a third of the votes 1 / error (or all have the same), so that f attackers shift the
+    mean by a bounded number of standard errors. Several memories are kept: a short one sees a client that changes its
+    behaviour, a long one sees a small pull.
 
     Attributes:
         decays: one for each memory, in [0, 1).
@@ -83,7 +91,7 @@ class AgreementTracker:
 
     decays: tuple[float, ...] = (0.5, 0.9)
     tolerated_attackers: int = 1
-    errors: float = 2.5
+    errors: float = 2.0
 
     def __post_init__(self) -> None:
         positive_int("tolerated_attackers", self.tolerated_attackers)
@@ -108,30 +116,42 @@ class AgreementTracker:
             state: what the last call returned; empty at first. It is not modified.
 
         Returns:
-            [n] factors in (0, 1], and named arrays: ids [m] of all clients so far, and for each
-            memory k sent{k} [p, m], product{k} and noise{k} [m, m].
+            [n] factors in (0, 1], and named arrays: ids [m] of all clients so far, the key of the
+            sketch, and for each memory k sent{k} [min(p, 65536), m], product{k}, noise{k} [m, m].
         """
-        rows = updates.double().cpu().numpy()
-        memory = _Memory.of(state, rows.shape[0], len(self.decays))
+        memory = _Memory.of(state, updates, len(self.decays))
+        rows = sketch(updates, memory.key)
         here = memory.places(ids)
         trust = np.ones(len(ids))
         for k, decay in enumerate(self.decays):
-            memory.compare(k, decay, rows, here, variance)
-            found = self._agreement(memory.product[k], memory.noise[k], here)
+            memory.compare(k, decay, rows, here, variance * _noise_share(len(updates)))
+            found = self.agreement(memory.product[k], memory.noise[k], here, variance)
             trust = np.minimum(trust, found.trust(weights, self.errors))
-            memory.add(k, decay, rows, here)
+            memory.add(k, decay, rows / variance, here)
         return trust, memory.state()
 
-    def _agreement(self, product: Vector, noise: Vector, here: Sequence[int]) -> Agreement:
-        """Benefits of the clients at the places ``here`` of the memory's tables [m, m]."""
+    def agreement(
+        self, product: Vector, noise: Vector, here: Sequence[int], variance: Vector
+    ) -> Agreement:
+        """Benefits of the n clients at the places ``here`` of a memory's tables [m, m].
+
+        Args:
+            product: B.
+            noise: its variance; 0 where nothing is known.
+            here: n places.
+            variance: [n] v_i.
+        """
         own = np.ix_(here, here)
-        known = noise[own] > 0
+        known = (noise[own] > 0) & np.isfinite(noise[own])
         np.fill_diagonal(known, False)
         error = np.where(known, np.sqrt(np.where(known, noise[own], 1.0)), np.inf)
+        f = self.tolerated_attackers
+        error = _limited_votes(error, f)
         value, own_error = huber_mean(np.where(known, product[own], 0.0), error)
-        strongest = np.sort(1 / error, axis=1)[:, ::-1][:, : self.tolerated_attackers].sum(axis=1)
+        strongest = np.sort(1 / error, axis=1)[:, ::-1][:, :f].sum(axis=1)
         with np.errstate(invalid="ignore"):
             bias = np.where(np.isfinite(own_error), _HUBER * strongest * own_error**2, np.inf)
+        value, own_error, bias = value * variance, own_error * variance, bias * variance
         typical, typical_error = huber_mean(value[None, :], own_error[None, :])
         none = not np.isfinite(typical_error[0])
         return Agreement(
@@ -139,10 +159,49 @@ class AgreementTracker:
         )
 
 
+def _limited_votes(errors: Vector, f: int) -> Vector:
+    """Errors [n, n], raised row by row until no f of the votes 1 / error exceed a third of all."""
+    limited = errors.copy()
+    for row in limited:
+        known = np.isfinite(row)
+        voters = int(np.count_nonzero(known))
+        if voters > 1:
+            votes = row[known].min() / row[known]
+            shares = capped_weights(votes, max(_MINORITY / f, 1 / voters))
+            row[known] *= votes / shares * (shares / votes).max()
+    return limited
+
+
+def sketch(updates: Tensor, key: str) -> Vector:
+    """Updates [p, n] as they are up to 65,536 rows; a count sketch of so many rows beyond.
+
+    Each row is added, with a random sign, to a random row of the result, which keeps inner products
+    on average. Signs and places follow from ``key``, which no client can foresee: it is a digest of
+    all updates of the first round.
+    """
+    p, n = updates.shape
+    if p <= _ROWS:
+        return np.ascontiguousarray(updates.double().cpu().numpy())
+    rng = np.random.default_rng(int(key, 16))
+    places = torch.from_numpy(rng.integers(0, _ROWS, p))
+    signs = torch.from_numpy(rng.integers(0, 2, p) * 2.0 - 1.0)
+    result = torch.zeros((_ROWS, n), dtype=torch.float64)
+    for start in range(0, p, _ROWS):
+        part = slice(start, start + _ROWS)
+        block = updates[part].cpu().double() * signs[part, None]
+        result.index_add_(0, places[part], block)
+    return result.numpy()
+
+
+def _noise_share(p: int) -> float:
+    """Variance of <c, d> over ||c||^2 v, for noise d of energy v: 1/p, and more from a sketch."""
+    return 1 / p + (1 / _ROWS if p > _ROWS else 0.0)
+
+
 def huber_mean(values: Vector, errors: Vector) -> tuple[Vector, Vector]:
     """Row by row: the Huber mean of values [r, n] with standard errors [r, n], and its error.
 
-    An observation further from the mean than 1.345 of its errors counts as if it were that far.
+    An observation further from the mean than a quarter of its error counts as if it were that far.
     Infinite errors leave an observation out; a row without any has mean 0 and an infinite error.
     """
     scale = np.min(errors, axis=1, keepdims=True)
@@ -158,7 +217,7 @@ def huber_mean(values: Vector, errors: Vector) -> tuple[Vector, Vector]:
         full = np.where(precision > 0, full, 0.0)
         mean = (full * values).sum(axis=1) / np.maximum(full.sum(axis=1), 1e-300)
     with np.errstate(divide="ignore"):
-        error = np.where(total > 0, 1 / np.sqrt(total), np.inf)
+        error = np.where(total > 0, _INEFFICIENCY / np.sqrt(total), np.inf)
     return mean * scale[:, 0], error * scale[:, 0]
 
 
@@ -174,22 +233,22 @@ class _Memory:
     """The state as arrays that one call fills and packs again."""
 
     ids: list[str]
+    key: str
     sent: list[Vector]
     product: list[Vector]
     noise: list[Vector]
 
     @classmethod
-    def of(cls, state: State, size: int, memories: int) -> _Memory:
+    def of(cls, state: State, updates: Tensor, memories: int) -> _Memory:
         names = [f"{part}{k}" for k in range(memories) for part in ("sent", "product", "noise")]
-        if not state or any(name not in state for name in names) or len(state["sent0"]) != size:
-            return cls(
-                [],
-                [np.zeros((size, 0)) for _ in range(memories)],
-                [np.zeros((0, 0)) for _ in range(memories)],
-                [np.zeros((0, 0)) for _ in range(memories)],
-            )
+        size = min(len(updates), _ROWS)
+        if any(name not in state for name in names) or len(state["sent0"]) != size:
+            empty = [np.zeros((0, 0)) for _ in range(memories)]
+            sent = [np.zeros((size, 0)) for _ in range(memories)]
+            return cls([], _digest(updates), sent, list(empty), list(empty))
         return cls(
             [str(client) for client in state["ids"]],
+            str(state["key"][0]),
             *(
                 [np.array(state[f"{part}{k}"]) for k in range(memories)]
                 for part in ("sent", "product", "noise")
@@ -207,21 +266,40 @@ class _Memory:
         return [self.ids.index(client) for client in ids]
 
     def compare(
-        self, k: int, decay: float, rows: Vector, here: Sequence[int], variance: Vector
+        self, k: int, decay: float, rows: Vector, here: Sequence[int], along: Vector
     ) -> None:
-        """Add the products of everybody's past with the present updates ``rows`` [p, n]."""
+        """Add the products of everybody's past with the present updates.
+
+        Args:
+            k: number of the memory.
+            decay: of the memory.
+            rows: [r, n] present updates.
+            here: [n] their places in the tables.
+            along: [n] variance of their noise along one direction.
+        """
         sent = self.sent[k]
-        energy = np.einsum("ij,ij->j", sent, sent)
         self.product[k][:, here] = decay * self.product[k][:, here] + sent.T @ rows
-        fresh = np.outer(energy, variance / len(rows))
+        energy = np.einsum("ij,ij->j", sent, sent)
+        with np.errstate(over="ignore"):
+            fresh = np.minimum(np.outer(energy, along), _LARGEST)
         self.noise[k][:, here] = decay**2 * self.noise[k][:, here] + fresh
 
     def add(self, k: int, decay: float, rows: Vector, here: Sequence[int]) -> None:
-        """Let the present updates become the past."""
+        """Let the present updates, divided by their noise energies, become the past."""
         self.sent[k][:, here] = decay * self.sent[k][:, here] + rows
 
     def state(self) -> State:
-        packed: dict[str, NDArray[Any]] = {"ids": np.array(self.ids, dtype=np.str_)}
+        packed: dict[str, NDArray[Any]] = {
+            "ids": np.array(self.ids, dtype=np.str_),
+            "key": np.array([self.key], dtype=np.str_),
+        }
         for part in ("sent", "product", "noise"):
             packed |= {f"{part}{k}": table for k, table in enumerate(getattr(self, part))}
         return packed
+
+
+def _digest(updates: Tensor) -> str:
+    digest = hashlib.sha256()
+    for start in range(0, len(updates), _ROWS):
+        digest.update(updates[start : start + _ROWS].cpu().double().contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -205,9 +205,7 @@ Weigh = Callable[[Tensor, tuple[str, ...], float], Weighed]
 """(updates [p, m], their ids, largest weight) -> weights; the guard's floor is up to the caller."""
 
 
-def guarded_sum(
-    view: ServerView, guard: Guard | None, weigh: Weigh, state: State
-) -> Aggregation:
+def guarded_sum(view: ServerView, guard: Guard | None, weigh: Weigh, state: State) -> Aggregation:
     """The weighted sum of a round's updates, behind a guard or without one.
 
     The guard keeps its part of the state under names that begin with ``guard.``.
