@@ -53,7 +53,7 @@ def beside_past_moves(
 
 
 def loud_then_antisign(g: np.ndarray, noise: np.ndarray, number: int, *_: Any) -> np.ndarray:
-    return 1e6 * noise if number == 1 else antisign(g, noise)
+    return 1e12 * noise if number == 1 else antisign(g, noise)
 
 
 ATTACKS: dict[str, Craft] = {
@@ -113,13 +113,12 @@ def test_attackers_that_keep_the_policy_lose_their_weight(
 ) -> None:
     reached, answers = play(guarded(f), ATTACKS[name], f)
     assert not answers[-1].refused
-    late = np.mean([answer.weights[:f].sum() for answer in answers[ROUNDS // 2 :]])
-    assert late < 0.1
-    assert reached > 0.75
+    assert reached > (0.55 if name == "flip" else 0.7)
     believes_everybody(monkeypatch)
-    lost, answers = play(guarded(f), ATTACKS[name], f)
-    assert answers[-1].weights[:f].sum() > 0.12
-    assert lost < reached - 0.15
+    lost, flawed = play(guarded(f), ATTACKS[name], f)
+    assert lost < reached - 0.1
+    late = [np.mean([a.weights[:f].sum() for a in run[ROUNDS // 2 :]]) for run in (answers, flawed)]
+    assert late[0] < (0.6 if name == "flip" else 0.3) * late[1]
 
 
 def test_robust_hdp_is_bounded_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,33 +160,31 @@ class TestBound:
         rng = np.random.default_rng(1)
         weights = rng.dirichlet(np.ones(N))
         found = Agreement(
-            value=rng.normal(size=N) * 5, error=np.full(N, 0.5), bias=np.full(N, 0.1),
-            typical=1.0, typical_error=0.2,
-        )  # fmt: skip
+            value=rng.normal(size=N) * 5, error=np.full(N, 0.5), typical=1.0, typical_error=0.2
+        )
         trust = found.trust(weights, 2.0)
-        best = found.value + 1.1
+        best = found.value + 1.0
         assert np.all((trust > 0) & (trust <= 1))
         assert np.all(weights * trust * -best <= 1.2 / N + 1e-12)
         assert np.all(trust[weights * -best <= 1.2 / N] == 1)
         assert np.any(trust < 0.5)
 
     def test_nothing_known_changes_nothing(self) -> None:
-        unknown = Agreement(np.zeros(3), np.full(3, np.inf), np.full(3, np.inf), 0.0, 0.0)
+        unknown = Agreement(np.zeros(3), np.full(3, np.inf), 0.0, 0.0)
         assert np.all(unknown.trust(np.full(3, 1 / 3), 2.5) == 1)
 
     @pytest.mark.parametrize("f", [1, 2, 3])
     def test_attackers_cannot_frame_an_honest_client(self, f: int) -> None:
-        """Whatever f clients send against client 10, its benefit moves by about the bias only."""
+        """Whatever f clients send against client 10, its benefit moves by a few of its errors."""
         rng = np.random.default_rng(f)
         noise = np.outer(VARIANCE, VARIANCE) / P
+        noise[:, -f:] = noise[:, -1:]  # the attackers are the quietest of all
         product = SIGNAL**2 + rng.normal(size=(N, N)) * np.sqrt(noise)
         tracker, here = AgreementTracker(tolerated_attackers=f), list(range(N))
-        noise[:, -f:] = noise[:, -1:]  # the quietest of all
         before = tracker.agreement(product, noise, here, np.ones(N))
         product[10, -f:] = -1e6
         after = tracker.agreement(product, noise, here, np.ones(N))
-        moved = before.value[10] - after.value[10]
-        assert 0 < moved < 3 * after.bias[10]
+        assert 0 < before.value[10] - after.value[10] < 3 * after.error[10]
         votes = np.delete(noise[10], 10)
         plain = np.average(np.delete(product[10], 10), weights=1 / votes)  # the planted flaw
         assert plain < -1e3
@@ -208,7 +205,7 @@ class TestBound:
         assert unlimited.value[10] < -1e5  # power: a limit for one attacker does not hold three
 
     def test_a_loud_round_does_not_blur_the_record(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert play(guarded(1), loud_then_antisign, 1)[0] > 0.75
+        assert play(guarded(1), loud_then_antisign, 1)[0] > 0.9
         add = _Memory.add
 
         def in_full(self: _Memory, k: int, decay: float, rows: Any, here: Sequence[int]) -> None:
@@ -216,7 +213,7 @@ class TestBound:
             add(self, k, decay, rows / energy, here)  # d instead of d / v
 
         monkeypatch.setattr(_Memory, "add", in_full)
-        assert play(guarded(1), loud_then_antisign, 1)[0] < 0.5
+        assert play(guarded(1), loud_then_antisign, 1)[0] < 0.7
 
 
 class TestStatistics:

@@ -45,26 +45,24 @@ class Agreement:
     Attributes:
         value: [n] robust mean over j != i of sum_t <C_i, d_j>, the benefit of client i.
         error: [n] its standard error from noise alone; infinite where nothing is known.
-        bias: [n] by how much f of the others can shift it, to first order.
         typical: robust mean of ``value`` over the clients.
         typical_error: its standard error.
     """
 
     value: Vector
     error: Vector
-    bias: Vector
     typical: float
     typical_error: float
 
     def trust(self, weights: Vector, errors: float) -> Vector:
         """Factors in (0, 1] by which to lower ``weights`` ([n], summing to 1).
 
-        With the benefit b_i + errors * e_i + bias_i of a client, at best: where it is negative, the
-        client pulls back by w_i times that much. The factor reduces this to 1/n of what a typical
+        A client's benefit is at best ``value + errors * error``. Where that is negative, the client
+        pulls back by w_i times that much. The factor reduces this to 1/n of what a typical
         client with the whole weight moves forward: n clients of equal weight and opposite benefit
         are left alone, and nobody is excluded.
         """
-        best = self.value + errors * self.error + self.bias
+        best = self.value + errors * self.error
         allowed = (max(self.typical, 0.0) + self.typical_error) / len(weights)
         pull = np.where(np.isfinite(best), -best, 0.0) * weights
         return np.where(pull > allowed, allowed / np.maximum(pull, 1e-300), 1.0)
@@ -80,8 +78,8 @@ class AgreementTracker:
     variance sum_t decay^(2 age of t) ||C_i||^2 v_j^t / p. The benefit of i is v_i times a Huber
     mean of B_ij over the others j. The errors of the quietest are raised until no f clients have
     more than a third of the votes 1 / error (or all have the same), so that f attackers shift the
-    mean by a bounded number of standard errors. Several memories are kept: a short one sees a client that changes its
-    behaviour, a long one sees a small pull.
+    mean by a bounded number of standard errors. Several memories are kept: a short one sees a
+    client that changes its behaviour, a long one sees a small pull.
 
     Attributes:
         decays: one for each memory, in [0, 1).
@@ -145,17 +143,13 @@ class AgreementTracker:
         known = (noise[own] > 0) & np.isfinite(noise[own])
         np.fill_diagonal(known, False)
         error = np.where(known, np.sqrt(np.where(known, noise[own], 1.0)), np.inf)
-        f = self.tolerated_attackers
-        error = _limited_votes(error, f)
+        error = _limited_votes(error, self.tolerated_attackers)
         value, own_error = huber_mean(np.where(known, product[own], 0.0), error)
-        strongest = np.sort(1 / error, axis=1)[:, ::-1][:, :f].sum(axis=1)
-        with np.errstate(invalid="ignore"):
-            bias = np.where(np.isfinite(own_error), _HUBER * strongest * own_error**2, np.inf)
-        value, own_error, bias = value * variance, own_error * variance, bias * variance
+        value, own_error = value * variance, own_error * variance
         typical, typical_error = huber_mean(value[None, :], own_error[None, :])
         none = not np.isfinite(typical_error[0])
         return Agreement(
-            value, own_error, bias, float(typical[0]), 0.0 if none else float(typical_error[0])
+            value, own_error, float(typical[0]), 0.0 if none else float(typical_error[0])
         )
 
 
