@@ -1,7 +1,7 @@
 """Attackers that follow the noise policy against the guarded methods, resumably.
 
-    python studies/hostile.py settings adaptive honest frontier    # run what is missing
-    python studies/hostile.py --tables                             # print the tables
+    python studies/hostile.py settings adaptive honest frontier more    # run what is missing
+    python studies/hostile.py --tables                                  # print the tables
 
 MNIST, softmax regression, Dist6, 20 clients with mixed batches, 30 rounds; the attackers are the
 first f clients. Every run leaves one small JSON file under studies/results/hostile/; a run that has
@@ -13,6 +13,7 @@ one is not repeated. Runs that share records and seed train in lock step. The pa
 - adaptive: attackers that know the guard (`ADAPTIVE`), which the package does not contain.
 - honest: no attack; two labels a client, sites of unequal size (settings of S1).
 - frontier: numbers of records and learning rates.
+- more: more attackers, also more than the guard tolerates.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ DATA: dict[str, dict[str, Any]] = {
 }
 METHODS = ("NoiseWise", "RobustHDP")
 OPTIONS: dict[str, dict[str, Any]] = {"NoiseWise": {}, "RobustHDP": {"estimator": "norm"}}
+MORE = ((2, 1), (3, 1), (5, 3), (5, 5), (7, 7))  # attackers, tolerated
 RECORDS, RATES = (8000, 20000, 60000), (0.003, 0.01, 0.03, 0.1)
 
 
@@ -138,6 +140,17 @@ def _blocks(here: Round) -> Tensor:
     return _antisign(chosen, here.own)
 
 
+def _some_coordinates(here: Round) -> Tensor:
+    """Opposite signs on a random sixth of the coordinates, drawn anew in each round."""
+    drawn = np.random.default_rng(here.number).random(len(here.own)) < 1 / 6
+    return _antisign(replace(here, share=here.share & torch.from_numpy(drawn)), here.own)
+
+
+def _back_to_the_start(here: Round) -> Tensor:
+    """Opposite signs of all that the model has moved so far."""
+    return _antisign(here, torch.stack(list(here.past)).sum(0)) if here.past else here.noise
+
+
 def _at_the_bound(here: Round) -> Tensor:
     """Noise without its part along the last moves, and four deviations of it backwards."""
     if not here.past:
@@ -152,6 +165,8 @@ ADAPTIVE: dict[str, Callable[[Round], Tensor]] = {
     "flip of the common length": lambda here: here.noise - here.own,
     "beside past moves": _orthogonal,
     "rotating quarters": _blocks,
+    "a random sixth": _some_coordinates,
+    "back to the start": _back_to_the_start,
     "at the bound": _at_the_bound,
     "loud once, then antisign": lambda here: (
         1e4 * here.noise if here.number % 10 == 1 else _antisign(here, here.own)
@@ -249,8 +264,11 @@ def cells(part: str) -> Iterator[Cell]:
             for f, attack in itertools.product((1, 3), ("none", *ATTACKS[:2])):
                 hostile = 0 if attack == "none" else f
                 yield Cell(part, name, "NoiseWise", attack, hostile, f, 0, over)
+    elif part == "more":
+        for (f, tolerated), attack in itertools.product(MORE, ATTACKS[:2]):
+            yield Cell(part, "S2", "NoiseWise", attack, f, tolerated, 0, S2)
     else:
-        raise SystemExit(f"{part}: must be one of settings, adaptive, honest, frontier")
+        raise SystemExit(f"{part}: must be settings, adaptive, honest, frontier or more")
 
 
 def play(cell: Cell, executor: MakeExecutor) -> RunResult:
@@ -365,6 +383,13 @@ def tables() -> str:
         rows.append(row)
     names = ["no attack", "flip", "antisign"]
     table(["records, rate", *(f"{a}, f = {f}" for f in (1, 3) for a in names)], rows)
+    rows = [
+        [str(f), str(tolerated), *(
+            mean(pick("more", attackers=f, tolerated=tolerated, attack=a)) for a in ATTACKS[:2]
+        )]
+        for f, tolerated in MORE
+    ]  # fmt: skip
+    table(["attackers, S2, NoiseWise", "tolerated", "flip at floor", "antisign"], rows)
     return "\n".join(lines)
 
 

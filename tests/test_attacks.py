@@ -339,6 +339,18 @@ class TestStudy:
         lines = attack_text(rows).splitlines()
         assert len({line.index("%") for line in lines[1:]}) == 1
 
+    def test_attackers_together(self) -> None:
+        three = ("client-00", "client-01", "client-02")
+        demo = config(**{"policy.tolerated_attackers": 1})
+        methods = [MethodConfig(name="NoiseWise")]
+        for together, n in ((False, 1), (True, 3)):
+            cells = attack_cells(
+                demo, three, methods=methods, attacks=["antisign"], together=together
+            )
+            assert [len(cell.attackers) for cell in cells if cell.attack == "antisign"] == [n, n]
+            assert cells[-1].config.policy.tolerated_attackers == n
+            assert cells[-1].config.attacks[0].clients == list(three[:n])
+
     def test_folders_tell_cells_and_studies_apart(self) -> None:
         many = [f"client-0{k}" for k in range(10)]
         studies = [

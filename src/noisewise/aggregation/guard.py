@@ -5,6 +5,10 @@ client adds at least the noise of some plan that the federation permits, so an u
 energy than that, too many coordinates close to zero, or two updates closer to each other than
 that, did not come from honest clients. (The count of small coordinates is there because an update
 without noise can have the energy of noise, but not in every coordinate.)
+
+An update can have all of that noise and still point in a chosen direction. Clients are therefore
+also judged over rounds (`AgreementTracker`): f of n clients pull the model back by at most f/n of
+what the others move it forward, up to two standard errors of the noise.
 """
 
 from __future__ import annotations
