@@ -374,3 +374,22 @@ class TestAttacks:
         own, sent = self.sent("fixed", ("a",), 2, first=first)
         assert torch.equal(sent["a"].sign(), -first["a"].sign())
         assert not torch.equal(sent["a"].sign(), -own["a"].sign())
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 6])
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e37, 1e97])
+def test_extreme_updates_and_few_clients_leave_finite_weights(n: int, size: float) -> None:
+    """One client sends updates of any size; NaN and overflow must not reach the model."""
+    rng = np.random.default_rng(0)
+    aggregator = NoiseWise(Norm(), guard=Guard(FLOOR, 1, clip=True))
+    state: Any = {}
+    for number in range(1, 6):
+        values = rng.normal(size=(P, n)) * math.sqrt(2 * FLOOR / P)
+        if n > 1 and number % 2:
+            values[:, 0] *= size
+        view = ServerView(UpdateMatrix(torch.from_numpy(values), IDS[:n]), number)
+        answer = aggregator.aggregate(view, state)
+        state = answer.state
+        assert answer.weights.sum() == pytest.approx(1)
+        assert bool(torch.isfinite(answer.delta).all())
+        assert all(np.isfinite(a).all() for a in state.values() if a.dtype.kind == "f")

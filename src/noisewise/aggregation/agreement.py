@@ -65,7 +65,9 @@ class Agreement:
         best = self.value + errors * self.error
         allowed = (max(self.typical, 0.0) + self.typical_error) / len(weights)
         pull = np.where(np.isfinite(best), -best, 0.0) * weights
-        return np.where(pull > allowed, allowed / np.maximum(pull, 1e-300), 1.0)
+        factors = np.ones(len(weights))
+        np.divide(allowed, pull, out=factors, where=pull > allowed)
+        return factors
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ def huber_mean(values: Vector, errors: Vector) -> tuple[Vector, Vector]:
     scale = np.min(errors, axis=1, keepdims=True)
     scale = np.where(np.isfinite(scale), scale, 1.0)
     values, errors = values / scale, errors / scale  # so that nothing under- or overflows
-    precision = 1 / errors**2
+    precision = (1 / errors) ** 2
     total = precision.sum(axis=1)
     mean = _row_medians(values, 1 / errors)
     for _ in range(_ITERATIONS):
