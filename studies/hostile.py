@@ -63,7 +63,8 @@ S1: dict[str, Any] = {}
 S2: dict[str, Any] = {"data.limit": 20000, "training.learning_rate": 0.03}
 DATA: dict[str, dict[str, Any]] = {
     "2 labels": {"data.partition": "shards", "data.max_labels": 2},
-    "unequal": {"data.partition": "quantity", "data.alpha": 1.0},
+    "unequal": {"data.partition": "quantity", "data.alpha": 2.0},
+    "very unequal": {"data.partition": "quantity", "data.alpha": 1.0},
 }
 METHODS = ("NoiseWise", "RobustHDP")
 OPTIONS: dict[str, dict[str, Any]] = {"NoiseWise": {}, "RobustHDP": {"estimator": "norm"}}
@@ -253,6 +254,8 @@ def cells(part: str) -> Iterator[Cell]:
             yield Cell(part, "S2", "NoiseWise", attack, f, f, seed, S2)
     elif part == "honest":
         for seed, (data, over), method in itertools.product((0, 1), DATA.items(), METHODS):
+            if (data, seed) == ("very unequal", 1):
+                continue  # a site has fewer records than its batch size
             for tolerated in (0, 1, 3):
                 yield Cell(part, data, method, "none", 0, tolerated, seed, over)
     elif part == "frontier":

@@ -7,8 +7,8 @@ that, did not come from honest clients. (The count of small coordinates is there
 without noise can have the energy of noise, but not in every coordinate.)
 
 An update can have all of that noise and still point in a chosen direction. Clients are therefore
-also judged over rounds (`AgreementTracker`): f of n clients pull the model back by at most f/n of
-what the others move it forward, up to two standard errors of the noise.
+also judged over rounds (`AgreementTracker`): each pulls the model back by at most 1/n of what a
+typical client moves it forward, as far as two standard errors of the noise let the server see it.
 """
 
 from __future__ import annotations
