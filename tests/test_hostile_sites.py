@@ -213,14 +213,19 @@ def test_whatever_a_site_uploads_only_that_site_is_dropped(
     assert "xxx" not in caplog.text
 
 
-def declaring(answer: Behaviour) -> Behaviour:
-    """Trains honestly, and answers the question for a declaration in some way."""
+def declaring(answer: Behaviour, trains: Behaviour | None = None) -> Behaviour:
+    """Trains honestly or as told, and answers the question for a declaration in some way."""
 
     def behave(message: Message) -> list[Parcel]:
         asked = message.metadata.message_type.startswith("query")
-        return answer(message) if asked else honest(noise())(message)
+        return answer(message) if asked else (trains or honest(noise()))(message)
 
     return behave
+
+
+def declines(message: Message) -> list[Parcel]:
+    """What a site answers that declares nothing."""
+    return [pack(Message(Error(451, "not taking part"), reply_to=message))]
 
 
 def declared(message: Message) -> list[Parcel]:
@@ -714,11 +719,12 @@ def test_a_real_superlink_with_hostile_sites(tmp_path: Path) -> None:
     }
     told = f'output="{output}" num-rounds=5 round-seconds=60.0 noise-floor=0.0 min-clients=3'
     behaviours = [honest(noise()), honest(noise()), honest(noise()), *others.values()]
+    behaviours = [declaring(declines, made) for made in (*behaviours, *bad.values())]
     with Deployment(tmp_path / "processes") as there:
         there.superlink()
         address = f"127.0.0.1:{there.port}"
-        with fleet(address, [*behaviours, *bad.values()]) as sites:
-            sites[4].early = 1
+        with fleet(address, behaviours) as sites:
+            sites[4].early = 2  # the question for a declaration, and the first instruction
             there.run("run", app, told)
             assert there.wait("run", 500) == 0, there.log("run")
     run = load_run(output)
