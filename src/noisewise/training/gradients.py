@@ -40,7 +40,9 @@ class GradientEngine(Protocol):
         Returns:
             [p] float64. A record whose gradient is not finite contributes 0.
         """
-        ...
+        total = torch.zeros(theta.shape, dtype=torch.float64, device=theta.device)
+        self.add_clipped_sum(theta, inputs, targets, clip_norm, total)
+        return total
 
     def add_clipped_sum(
         self,

@@ -17,7 +17,12 @@ from noisewise.training.engine.network import Network, Use
 from noisewise.training.engine.pieces import Parts, combined
 from noisewise.training.engine.probe import check_records_stay_apart
 from noisewise.training.engine.products import Products
-from noisewise.training.gradients import FunctionalGradients, Loss, clip_factors
+from noisewise.training.gradients import (
+    FunctionalGradients,
+    GradientEngine,
+    Loss,
+    clip_factors,
+)
 from noisewise.training.parameters import ParameterLayout, check_model
 
 __all__ = ["FastGradients"]
@@ -29,7 +34,7 @@ _FLOOR = 2.0**-30
 256 records' terms at up to 16 positions each stays below 2^-17 c, whatever the terms are."""
 
 
-class FastGradients:
+class FastGradients(GradientEngine):
     """Sums of clipped per-sample gradients from the gradients at the layers' outputs.
 
     One forward and one backward pass give what each layer saw and the gradient at its output; no
@@ -59,14 +64,6 @@ class FastGradients:
         self._network: Network | None = None
         self._reference: FunctionalGradients | None = None
 
-    def clipped_sum(
-        self, theta: Tensor, inputs: Tensor, targets: Tensor, clip_norm: float | None
-    ) -> Tensor:
-        """See `GradientEngine`."""
-        total = torch.zeros(self.layout.size, dtype=torch.float64, device=theta.device)
-        self.add_clipped_sum(theta, inputs, targets, clip_norm, total)
-        return total
-
     def add_clipped_sum(
         self,
         theta: Tensor,
@@ -75,7 +72,7 @@ class FastGradients:
         clip_norm: float | None,
         total: Tensor,
     ) -> None:
-        """Add `clipped_sum` to ``total`` [p] float64, which spares large models a new vector."""
+        """See `GradientEngine`."""
         if inputs.shape[0] == 0:
             return
         if self._reference is None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from noisewise.training.engine.fast import FastGradients
 from noisewise.training.engine.layer import NotCoveredError
 from noisewise.training.engine.linear import LinearGradients, is_linear
-from noisewise.training.gradients import FunctionalGradients, Loss
+from noisewise.training.gradients import FunctionalGradients, GradientEngine, Loss
 from noisewise.training.isolation import Isolation
 from noisewise.training.operations import TRACED
 from noisewise.training.parameters import ParameterLayout, check_model
@@ -80,7 +80,7 @@ class _Prepared:
         return self.isolation.check.rows == (1,)
 
 
-class IsolatedGradients:
+class IsolatedGradients(GradientEngine):
     """Sums of clipped gradients; each contribution depends on its record and theta alone.
 
     A record for which the model or the loss raises an exception contributes 0, and so does one
@@ -110,14 +110,6 @@ class IsolatedGradients:
         """
         return self._prepared(theta, form).isolation.check
 
-    def clipped_sum(
-        self, theta: Tensor, inputs: Tensor, targets: Tensor, clip_norm: float | None
-    ) -> Tensor:
-        """See `GradientEngine`."""
-        total = torch.zeros(self.layout.size, dtype=torch.float64, device=theta.device)
-        self.add_clipped_sum(theta, inputs, targets, clip_norm, total)
-        return total
-
     def add_clipped_sum(
         self,
         theta: Tensor,
@@ -126,7 +118,7 @@ class IsolatedGradients:
         clip_norm: float | None,
         total: Tensor,
     ) -> None:
-        """Add `clipped_sum` to ``total`` [p] float64."""
+        """See `GradientEngine`."""
         if theta.shape != (self._size,):
             self.layout.unflatten(theta)  # raises the error that names the shapes
         if theta.data_ptr() % _ALIGNED:
