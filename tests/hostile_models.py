@@ -74,6 +74,28 @@ class Adapter(nn.Module):
         return self.head(torch.relu(self.frozen(x) + self.up(self.down(x))))
 
 
+class Tied(nn.Module):
+    """One layer that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(13, 13), nn.Linear(13, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.hidden(torch.relu(self.hidden(x)))))
+
+
+class Recurrent(nn.Module):
+    """A GRU, which neither a rule nor `vmap` covers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.head = nn.GRU(16, 9, batch_first=True), nn.Linear(9, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cells(x)[0][:, -1])
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], RecordForm]] = {
     "softmax": (lambda: make_model("softmax", (1, 12, 12), 4, seed=0), IMAGE),
     "mlp": (lambda: make_model("mlp", (1, 12, 12), 4, seed=0, hidden=[32, 32]), IMAGE),
@@ -84,6 +106,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], RecordForm]] = {
     "attention": (Attention, SEQUENCE),
     "words": (Words, TOKENS),
     "adapter": (Adapter, VECTOR),
+    "tied": (Tied, VECTOR),
     "no rule": (lambda: nn.Sequential(nn.Linear(13, 8), nn.PReLU(), nn.Linear(8, 4)), VECTOR),
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from dpsgd import make_test_plan, seeded
-from hostile_models import MODELS, VECTOR, made
+from hostile_models import MODELS, SEQUENCE, VECTOR, Recurrent, made
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -285,6 +285,19 @@ def test_a_model_that_decides_by_values_takes_records_one_by_one(
     parts = [engine.clipped_sum(theta, inputs[j : j + 1], targets[j : j + 1], CLIP)
              for j in range(9)]  # fmt: skip
     torch.testing.assert_close(total, sum(parts), rtol=0, atol=1e-12)
+
+
+def test_a_model_that_vmap_cannot_follow_takes_records_one_by_one() -> None:
+    model = Recurrent()
+    engine = IsolatedGradients(model, cross_entropy)
+    theta = ParameterLayout.of(model).flatten(model)
+    inputs, targets = records_of(model, SEQUENCE, 6)
+    assert engine.prepare(theta, SEQUENCE).rows == (1,)
+    total = engine.clipped_sum(theta, inputs, targets, CLIP)
+    parts = [engine.clipped_sum(theta, inputs[j : j + 1], targets[j : j + 1], CLIP)
+             for j in range(6)]  # fmt: skip
+    torch.testing.assert_close(total, sum(parts), rtol=0, atol=1e-12)
+    assert all(bool(part.any()) for part in parts)
 
 
 def test_dropout_masks_are_each_records_own() -> None:

@@ -157,11 +157,12 @@ class FunctionalGradients:
         try:
             return self._gradients(parameters, inputs, targets)
         except RuntimeError as error:
-            if self._prepared or "vmap" not in str(error):
+            if self._prepared:
                 raise
+            gradients = self._one_by_one(parameters, inputs, targets)
             _log.info("vmap cannot follow this model or loss; taking records one by one: %s", error)
             self._gradients = self._one_by_one
-            return self._one_by_one(parameters, inputs, targets)
+            return gradients
 
     def _one_by_one(
         self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor
