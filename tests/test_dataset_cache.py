@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -176,6 +177,20 @@ def test_wrong_files_by_hand_are_refused(hand: Path) -> None:
     # Another layout in the same folder serves, and says so to nobody: the arrays are right.
     tiny.write(hand, tiny.png_members(TRUTH))
     check_loaded(folder=hand)
+
+
+def test_a_picture_with_too_few_rows_is_refused(hand: Path) -> None:
+    """Pillow reads missing rows as zeros without an error; the SHA-256 check rejects them."""
+    members = tiny.png_members(TRUTH)
+    good = members["test_batch.png"]
+    start = good.index(b"IDAT") - 4
+    stream = zlib.decompress(good[start + 8 : start + 8 + int.from_bytes(good[start : start + 4])])
+    half = tiny.chunk(b"IDAT", zlib.compress(stream[: len(stream) // 2]))
+    members["test_batch.png"] = good[:start] + half + tiny.chunk(b"IEND", b"")
+    folder = tiny.write(hand.parent / "short", members)
+    with pytest.raises(SourceError, match=r"test_inputs not as published \(SHA-256\)"):
+        load_dataset("cifar10", folder=folder)
+    assert status().state == "not here"
 
 
 def test_no_network_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

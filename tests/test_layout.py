@@ -57,6 +57,11 @@ def test_no_pickle(path: Path) -> None:
     assert "allow_pickle=True" not in text
 
 
+def test_only_dataset_reading_imports_pillow() -> None:
+    users = [p for p in FILES if any(m.split(".")[0] == "PIL" for m in imported_modules(p))]
+    assert [str(p.relative_to(PACKAGE)) for p in users] == ["data/layouts.py"]
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_first_line_says_what_the_file_is_for(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"

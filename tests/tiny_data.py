@@ -11,12 +11,13 @@ import struct
 import tarfile
 import threading
 import time
+import zlib
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from test_png import encode
+from PIL import Image
 
 from noisewise.data.catalogue import CIFAR10, CIFAR100, MNIST, DatasetInfo
 from noisewise.data.layouts import ARRAYS, cifar_archive, cifar_files, cifar_png
@@ -72,14 +73,25 @@ def cifar100_members(arrays: dict[str, np.ndarray]) -> dict[str, bytes]:
     return members
 
 
+def chunk(kind: bytes, body: bytes) -> bytes:
+    """A chunk of a PNG with its checksum."""
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """A PNG of [height, width, 3], as Pillow writes it."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
 def png_members(arrays: dict[str, np.ndarray]) -> dict[str, bytes]:
     members = {"package.json": b"{}"}
     for part, names in PICTURES.items():
         members[LABELS[part]] = json.dumps(arrays[f"{part}_targets"].tolist()).encode()
         x = arrays[f"{part}_inputs"].transpose(0, 2, 3, 1)
         for name, piece in zip(names, np.split(x, len(names)), strict=True):
-            rows = piece.reshape(len(piece), -1, 3)
-            members[name] = encode(rows, [n % 5 for n in range(len(piece))])
+            members[name] = png(piece.reshape(len(piece), -1, 3))
     return members
 
 

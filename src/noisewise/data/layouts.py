@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
 import struct
 import tarfile
@@ -19,7 +20,6 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from noisewise.data.png import decode_png
 from noisewise.data.progress import Progress
 from noisewise.errors import SourceError
 
@@ -205,6 +205,8 @@ def _batch(
 def cifar_png(images: Mapping[str, tuple[str, ...]], labels: Mapping[str, str]) -> Layout:
     """Batches as lossless PNG pictures with one image in each row, and JSON lists of labels.
 
+    A dataset with this layout needs published SHA-256 values; `_read_picture` says why.
+
     Args:
         images: pictures for ``"train"`` and ``"test"``, in order.
         labels: the JSON file of each.
@@ -217,17 +219,54 @@ def cifar_png(images: Mapping[str, tuple[str, ...]], labels: Mapping[str, str]) 
             for number, name in enumerate(names):
                 inputs, _ = _batch(arrays, part, number, len(names))
                 count, channels, height, width = inputs.shape
-                pixels = decode_png(files[name].read_bytes())
-                if pixels.shape != (count, height * width, channels):
-                    raise SourceError(
-                        f"{name} is a picture of {pixels.shape}, not of {count} images"
-                    )
+                pixels = _read_picture(files[name], width=height * width, height=count)
                 inputs[...] = pixels.reshape(count, height, width, channels).transpose(0, 3, 1, 2)
                 done += 1
                 progress("decode", done, total)
 
     names = tuple(name for group in images.values() for name in group)
     return Layout("PNG pictures", (*names, *labels.values()), decode)
+
+
+def _read_picture(path: Path, width: int, height: int) -> NDArray[np.uint8]:
+    """Decode a PNG of the given size with 8-bit RGB samples.
+
+    The size is checked before any pixel is decoded, so a file cannot claim more memory than the
+    expected picture needs. Pillow does not report compressed data that end before the last row: it
+    leaves the missing rows zero. The SHA-256 of the decoded dataset detects this.
+
+    Returns:
+        The pixels, [height, width, 3].
+
+    Raises:
+        SourceError: the file is not a PNG, is damaged, or has another size or sample format.
+    """
+    from PIL.PngImagePlugin import PngImageFile  # here: no other layout needs it
+
+    content = path.read_bytes()
+    try:
+        # Image.open hides why a file is invalid, and its own size limit warns instead of failing.
+        with PngImageFile(io.BytesIO(content)) as picture:
+            # A tile is a part to decode: codec, (left, top, right, bottom), offset, samples. An
+            # animation can have a tile that is smaller than the picture.
+            parts = [(extents, samples) for _, extents, _, samples in picture.tile]
+            whole = ((0, 0, width, height), "RGB")
+            if picture.size != (width, height) or parts != [whole]:
+                formats = ", ".join(str(samples) for _, samples in parts) or "no samples"
+                raise SourceError(
+                    f"{path.name} is a PNG of {picture.size[0]} x {picture.size[1]} pixels "
+                    f"({formats}): must be one image of {width} x {height} pixels (RGB, 8 bits)"
+                )
+            picture.verify()  # the checksums of all chunks; Pillow then wants the file opened anew
+        with PngImageFile(io.BytesIO(content)) as picture:
+            return np.asarray(picture)
+    except _PILLOW_ERRORS as error:
+        raise SourceError(f"{path.name} is not a PNG or is damaged: {error}") from None
+
+
+# What Pillow raises on damaged bytes. Errors of reading the file itself are not among them, because
+# the file is read before.
+_PILLOW_ERRORS = (SyntaxError, OSError, ValueError, EOFError, IndexError, struct.error)
 
 
 def _labels(path: Path, arrays: Arrays, part: str) -> NDArray[np.uint8]:
