@@ -231,9 +231,11 @@ def cifar_png(images: Mapping[str, tuple[str, ...]], labels: Mapping[str, str]) 
 def _read_picture(path: Path, width: int, height: int) -> NDArray[np.uint8]:
     """Decode a PNG of the given size with 8-bit RGB samples.
 
-    The size is checked before any pixel is decoded, so a file cannot claim more memory than the
-    expected picture needs. Pillow does not report compressed data that end before the last row: it
-    leaves the missing rows zero. The SHA-256 of the decoded dataset detects this.
+    The size is checked before any pixel is decoded, so the header cannot demand more memory than
+    the expected picture needs; Pillow limits the text in a PNG to 64 MB.
+
+    Pillow does not report compressed data that end before the last row: it leaves the missing rows
+    zero. The SHA-256 of the decoded dataset detects this.
 
     Returns:
         The pixels, [height, width, 3].
@@ -264,8 +266,8 @@ def _read_picture(path: Path, width: int, height: int) -> NDArray[np.uint8]:
         raise SourceError(f"{path.name} is not a PNG or is damaged: {error}") from None
 
 
-# What Pillow raises on damaged bytes. Errors of reading the file itself are not among them, because
-# the file is read before.
+# What Pillow raises for damaged bytes. `_read_picture` reads the file outside its ``try`` block, so
+# a disk error keeps its own type.
 _PILLOW_ERRORS = (SyntaxError, OSError, ValueError, EOFError, IndexError, struct.error)
 
 
