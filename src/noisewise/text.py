@@ -1,10 +1,11 @@
-"""Text that can be shown: names from configs, files and other people cannot steer a terminal."""
+"""Text that can be shown: names that cannot steer a terminal, and aligned columns."""
 
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Collection, Sequence
 
-__all__ = ["printable"]
+__all__ = ["align_columns", "printable"]
 
 _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, formats (bidi), surrogates, separators
 
@@ -38,3 +39,39 @@ def _shown(letter: str) -> str:
         return f"\\u{code:04x}"
     code -= 0x10000
     return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
+
+
+def align_columns(
+    rows: Sequence[Sequence[str]], right: Collection[int] = (), *, rule: bool = False
+) -> list[str]:
+    r"""Align cells in columns that are two spaces apart.
+
+    The cells are not changed: pass text from outside through `printable` first.
+
+    Args:
+        rows: the lines of the table, usually with the headings first; all of the same length.
+        right: indexes of the columns that are aligned to the right; the others go to the left.
+        rule: add a line of dashes below the first row.
+
+    Returns:
+        One line for each row, without spaces at its end.
+
+    Raises:
+        ValueError: the rows have different lengths.
+
+    Example:
+        >>> print("\n".join(align_columns([("client", "N"), ("ward-7", "2400")], right=[1])))
+        client     N
+        ward-7  2400
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    if rule:
+        lines.insert(1, "  ".join("-" * width for width in widths))
+    return lines

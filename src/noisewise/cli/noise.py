@@ -9,6 +9,7 @@ import typer
 
 from noisewise.cli.common import AsJson, Config, Set, Workers, app, cores, overrides, say
 from noisewise.errors import InvalidValueError
+from noisewise.text import align_columns
 
 
 @app.command("estimate")
@@ -62,10 +63,12 @@ def estimate_command(
         }
         say(to_json(answer))
         return
-    width = max(6, *(len(name) for name in source.names))
-    say(f"{'client':>{width}}  {'noise variance':>14}  {'weight':>8}")
-    for name, variance, weight in zip(source.names, noise.variance, weights, strict=True):
-        say(f"{name:>{width}}  {variance:>14.6g}  {weight:>8.4f}")
+    rows = [
+        (name, f"{variance:.6g}", f"{weight:8.4f}")
+        for name, variance, weight in zip(source.names, noise.variance, weights, strict=True)
+    ]
+    table = [("client", "noise variance", "weight"), *rows]
+    say("\n".join(align_columns(table, right=range(3))))
     if not noise.converged:
         say(f"not converged: {dict(noise.details)}", err=True)
 

@@ -16,6 +16,7 @@ from noisewise.data.partition import ClientData
 from noisewise.data.specs import ClientSpec
 from noisewise.errors import InvalidValueError
 from noisewise.randomness import keyed_generator
+from noisewise.text import align_columns
 
 __all__ = [
     "DISTRIBUTIONS",
@@ -232,16 +233,7 @@ def population_table(specs: Sequence[ClientSpec]) -> str:
         ]
         for spec in specs
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            [
-                row[0].ljust(widths[0]),
-                *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)),
-            ]
-        )
-        for row in rows
-    )
+    return "\n".join(align_columns(rows, right=range(1, len(rows[0]))))
 
 
 def _spread(field: str, values: Any, n: int) -> list[Any]:

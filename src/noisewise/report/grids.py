@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from noisewise.report.cells import csv_text, latex_text, markdown_table, markdown_text
-from noisewise.text import printable
+from noisewise.text import align_columns, printable
 
 __all__ = ["Cell", "Grid", "grid_csv", "grid_latex", "grid_markdown", "grid_text", "grid_verdict"]
 
@@ -163,14 +163,8 @@ def grid_text(grid: Grid) -> str:
     """Aligned columns for a terminal."""
     lines = [["", "", *grid.columns], *([row, kind, *cells] for row, kind, cells in _lines(grid))]
     table = [[printable(cell) for cell in line] for line in lines]
-    widths = [max(len(line[k]) for line in table) for k in range(len(grid.columns) + 2)]
-
-    def line(cells: Sequence[str]) -> str:
-        left = [cells[0].ljust(widths[0]), cells[1].ljust(widths[1])]
-        right = [c.rjust(w) for c, w in zip(cells[2:], widths[2:], strict=True)]
-        return "  ".join(left + right).rstrip()
-
-    return "\n".join([printable(grid.title), "", *(line(cells) for cells in table)])
+    right = range(2, len(grid.columns) + 2)
+    return "\n".join([printable(grid.title), "", *align_columns(table, right)])
 
 
 def grid_markdown(grid: Grid) -> str:

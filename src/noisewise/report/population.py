@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from noisewise.federation.results import ClientRow
 from noisewise.report.chart import save_figure
+from noisewise.text import align_columns
 
 __all__ = ["population_figure", "population_text", "save_figure"]
 
@@ -33,14 +34,7 @@ _LEGEND = (
 def population_text(rows: Sequence[ClientRow]) -> str:
     """One aligned line for each client."""
     table = [list(_COLUMNS), *([cell(row) for cell in _COLUMNS.values()] for row in rows)]
-    widths = [max(len(line[column]) for line in table) for column in range(len(_COLUMNS))]
-    lines = [
-        line[0].ljust(widths[0])
-        + "  "
-        + "  ".join(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
-        for line in table
-    ]
-    return "\n".join([*lines, "", _LEGEND])
+    return "\n".join([*align_columns(table, range(1, len(_COLUMNS))), "", _LEGEND])
 
 
 def population_figure(rows: Sequence[ClientRow]) -> Figure:

@@ -11,7 +11,7 @@ import jinja2
 
 from noisewise.privacy.ledger import Entry, Statement
 from noisewise.report.cells import csv_text, printable_value
-from noisewise.text import printable
+from noisewise.text import align_columns, printable
 
 __all__ = ["Kind", "kinds", "statement_csv", "statement_html", "statement_json", "statement_text"]
 
@@ -113,16 +113,7 @@ def _table(entries: Sequence[Entry]) -> list[str]:
         )
         for entry in entries
     ]
-    table = [titles, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(titles))]
-    right = {0, 4, 5, 6}
-    return [
-        "  ".join(
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    ]
+    return align_columns([titles, *rows], right={0, 4, 5, 6})
 
 
 def statement_csv(statement: Statement) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from noisewise.federation.results import RunResult
 from noisewise.report.cells import csv_text, markdown_table, printable_run
-from noisewise.text import printable
+from noisewise.text import align_columns, printable
 
 __all__ = [
     "NOT_KNOWN",
@@ -154,13 +154,7 @@ def as_text(rows: Sequence[MethodRow]) -> str:
 def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Words in columns, under a rule."""
     table = [[printable(cell) for cell in line] for line in (headings, *rows)]
-    widths = [max(len(line[column]) for line in table) for column in range(len(headings))]
-
-    def line(cells: Sequence[str]) -> str:
-        return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-
-    rule = "  ".join("-" * width for width in widths)
-    return "\n".join([line(table[0]).rstrip(), rule, *(line(c).rstrip() for c in table[1:])])
+    return "\n".join(align_columns(table, rule=True))
 
 
 def as_markdown(rows: Sequence[MethodRow]) -> str:
