@@ -22,7 +22,7 @@ ALLOWED = {
     "experiments": set(ORDER),
     "cli": {*ORDER, "display"},
 }
-COMMON = {"errors", "checks", "plugins", "randomness", "storage", "text", "__version__"}
+COMMON = {"errors", "checks", "npy", "plugins", "randomness", "storage", "text", "__version__"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from noisewise.errors import InvalidValueError
+from noisewise.npy import read_npy_header
 
 __all__ = ["StoredArray", "find_arrays"]
 
@@ -149,15 +149,13 @@ def _in_npz(path: Path) -> dict[str, StoredArray]:
 
 
 def _npy_header(path: Path, file: IO[bytes]) -> StoredArray:
-    version = npy.read_magic(file)
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, fortran, dtype = read(file)
+    shape, fortran, dtype = read_npy_header(file)
     if dtype.hasobject:
         raise InvalidValueError("file", str(path), "holds Python objects, which are never loaded")
     if any(size < 0 for size in shape):
         raise ValueError(f"impossible shape {shape}")
     fortran = fortran and len(shape) > 1
-    return StoredArray(path, dtype.str, tuple(shape), fortran, file.tell())
+    return StoredArray(path, dtype.str, shape, fortran, file.tell())
 
 
 def _in_safetensors(path: Path) -> dict[str, StoredArray]:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from noisewise.errors import InvalidValueError
+from noisewise.npy import read_npy_header
 
 __all__ = ["MAX_BYTES", "SUFFIXES", "check_size", "read_arrays"]
 
@@ -53,9 +53,7 @@ def _read_npz(path: Path, max_bytes: int | None) -> dict[str, NDArray[Any]]:
         check_size(path, sum(entry.file_size for entry in entries), max_bytes)
         for entry in entries:  # a header can claim any shape: believe none that does not fit
             with archive.open(entry) as member:
-                version = npy.read_magic(member)
-                read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-                shape, _, dtype = read(member)
+                shape, _, dtype = read_npy_header(member)
                 if member.tell() + math.prod(shape) * dtype.itemsize != entry.file_size:
                     raise InvalidValueError("file", str(path), f"{entry.filename} is damaged")
     with np.load(path, allow_pickle=False) as content:

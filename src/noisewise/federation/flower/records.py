@@ -12,16 +12,17 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
 from noisewise.errors import InvalidValueError, UpdateError
+from noisewise.npy import read_npy_header
 from noisewise.training.parameters import ParameterLayout
 
 __all__ = ["layout_of", "read_theta", "to_record"]
 
 _HEADER = 4096  # bytes that a .npy header may take; numpy's own are 128
+_VERSIONS = ((1, 0), (2, 0))  # of the .npy format
 _TYPE = np.dtype("<f4")
 
 
@@ -75,14 +76,12 @@ def _decode(array: Array, name: str, shape: tuple[int, ...]) -> NDArray[np.float
         raise UpdateError(f"array {name} is not {size} bytes of values and a short header")
     file = io.BytesIO(data)
     try:
-        version = npy.read_magic(file)
-        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
-        found, by_columns, dtype = read(file)
-    except Exception as error:  # numpy parses the header with Python's own reader
+        found, by_columns, dtype = read_npy_header(file, versions=_VERSIONS)
+    except ValueError as error:
         raise UpdateError(f"array {name} has no .npy header ({type(error).__name__})") from None
     if dtype != _TYPE:
         raise UpdateError(f"array {name} has dtype {str(dtype)[:20]}, expected float32")
-    if tuple(found) != shape:
+    if found != shape:
         raise UpdateError(f"array {name} has shape {str(found)[:60]}, expected {shape}")
     start = file.tell()
     if len(data) - start != size:
