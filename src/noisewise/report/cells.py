@@ -1,4 +1,4 @@
-"""Names in tables: how a cell is written as CSV, Markdown, LaTeX or HTML."""
+"""Names in tables: how a cell is written as CSV, Markdown or LaTeX."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from markupsafe import Markup
-
 from noisewise.federation.results import RunResult
 from noisewise.text import printable
 
@@ -20,7 +18,6 @@ __all__ = [
     "markdown_table",
     "markdown_text",
     "printable_run",
-    "printable_value",
 ]
 
 _FORMULA = tuple("=+-@＝＋－＠")
@@ -77,13 +74,6 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> st
 def latex_text(text: str) -> str:
     """Text with everything that TeX would read as a command made visible."""
     return _LATEX_MARKS.sub(lambda found: _LATEX[found[0]], printable(text))
-
-
-def printable_value(value: object) -> object:
-    """What a template shows for a value, for ``jinja2.Environment(finalize=...)``."""
-    if isinstance(value, Markup):
-        return Markup(printable(value, lines=True))
-    return printable(value, lines=True) if isinstance(value, str) else value
 
 
 def printable_run(result: RunResult) -> RunResult:

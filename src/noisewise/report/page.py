@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jinja2
-
 from noisewise import __version__
 from noisewise.federation.results import RunResult
-from noisewise.report.cells import printable_value
 from noisewise.report.chart import Chart, Table, css_colours, inline_svg
 from noisewise.report.citation import PAPER, PAPER_BIBTEX, software_bibtex
 from noisewise.report.explain import explain
+from noisewise.report.html import template_environment
 from noisewise.report.server_view import NOT_CHECKED, server_views
 from noisewise.report.sources import RunSet
 from noisewise.report.tables import by_method, method_rows
@@ -190,28 +188,24 @@ def render_page(
         overview: for several sets, the chart and table over all of them.
         notes: lines about runs that are not in it.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("noisewise.report", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=printable_value,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     contents = [_content(section, f"s{n}-") for n, section in enumerate(sections, start=1)]
     runs = [run for section in sections for run in section.runs.results]
-    return environment.get_template("page.html").render(
-        title=title,
-        sections=contents,
-        overview=overview,
-        overview_svg=inline_svg(overview[0]) if overview else "",
-        notes=notes,
-        n_runs=len(runs),
-        n_deployed=sum(run.deployed for run in runs),
-        n_clients=sorted({len(run.clients) for run in runs}),
-        light=css_colours(dark=False),
-        dark=css_colours(dark=True),
-        paper=PAPER,
-        bibtex=f"{PAPER_BIBTEX}\n\n{software_bibtex()}",
-        version=__version__,
+    return (
+        template_environment()
+        .get_template("page.html")
+        .render(
+            title=title,
+            sections=contents,
+            overview=overview,
+            overview_svg=inline_svg(overview[0]) if overview else "",
+            notes=notes,
+            n_runs=len(runs),
+            n_deployed=sum(run.deployed for run in runs),
+            n_clients=sorted({len(run.clients) for run in runs}),
+            light=css_colours(dark=False),
+            dark=css_colours(dark=True),
+            paper=PAPER,
+            bibtex=f"{PAPER_BIBTEX}\n\n{software_bibtex()}",
+            version=__version__,
+        )
     )

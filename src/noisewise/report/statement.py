@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 
-import jinja2
-
 from noisewise.privacy.ledger import Entry, Statement
-from noisewise.report.cells import csv_text, printable_value
+from noisewise.report.cells import csv_text
+from noisewise.report.html import template_environment
 from noisewise.text import align_columns, printable
 
 __all__ = ["Kind", "kinds", "statement_csv", "statement_html", "statement_json", "statement_text"]
@@ -135,14 +134,7 @@ def statement_html(statement: Statement, printed: datetime | None = None) -> str
         statement: of a ledger.
         printed: the date on the page; now by default.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("noisewise.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=printable_value,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = template_environment()
     environment.filters["time"] = _time
     level = "spent" if statement.rounds_left == 0 else "high" if statement.share >= 0.8 else "fine"
     return environment.get_template("ledger_statement.html").render(
