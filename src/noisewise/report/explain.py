@@ -7,16 +7,12 @@ from collections.abc import Sequence
 
 from noisewise.federation.results import RunResult
 from noisewise.report.cells import printable_run
+from noisewise.report.disclosures import disclosure
 from noisewise.report.tables import MethodRow, method_rows
 
 __all__ = ["explain"]
 
 _REFERENCES = ("FedAvg", "Oracle")
-_TOLD = {
-    "epsilon": "budgets",
-    "n_examples": "numbers of records",
-    "true_variance": "the true noise",
-}
 
 
 def explain(results: Sequence[RunResult]) -> str:
@@ -54,7 +50,7 @@ def _weights(results: Sequence[RunResult]) -> str:
         ranked = sorted(first.true_noise, key=lambda client: first.true_noise[client])
         noisy = ranked[len(ranked) // 2 :]
         share = 100 * sum(first.weights[client] for client in noisy)
-        told = " and ".join(_TOLD.get(need, need) for need in run.needs) or "nothing"
+        told = " and ".join(disclosure(need).short for need in run.needs) or "nothing"
         lines.append(f"  {method}: {share:.1f} % (told {told})")
     if not lines:
         return ""

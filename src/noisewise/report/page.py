@@ -10,6 +10,7 @@ from noisewise import __version__
 from noisewise.federation.results import RunResult
 from noisewise.report.chart import Chart, Table, css_colours, inline_svg
 from noisewise.report.citation import PAPER, PAPER_BIBTEX, software_bibtex
+from noisewise.report.disclosures import disclosure
 from noisewise.report.explain import explain
 from noisewise.report.html import template_environment
 from noisewise.report.server_view import NOT_CHECKED, server_views
@@ -33,18 +34,6 @@ STATUS_WORDS = {
     "unfinished": "unfinished: run the same command again to resume",
 }
 """How a run ended."""
-
-_TOLD = {
-    "epsilon": "each client's privacy budget, as the client reports it",
-    "n_examples": "each client's number of training records",
-    "true_variance": "the true noise of each update, which no client should tell: only in "
-    "simulations",
-}
-_ENTERED = {
-    "epsilon": "each site's epsilon, as the server's operator entered it (not checked)",
-    "n_examples": "each site's number of training records, as the server's operator entered it "
-    "(not checked)",
-}
 
 
 @dataclass(frozen=True)
@@ -80,8 +69,8 @@ def disclosure_table(results: Sequence[RunResult]) -> Table:
     """Who was told what: the disclosures that each method's server needs."""
     rows = []
     for method, runs in by_method(results).items():
-        known = _ENTERED if runs[0].deployed else _TOLD
-        needs = [known.get(need, need) for need in runs[0].needs]
+        words = [disclosure(need) for need in runs[0].needs]
+        needs = [word.entered if runs[0].deployed else word.reported for word in words]
         if any(record.noised_accuracy for run in runs for record in run.rounds):
             needs.append("a noised accuracy of the sites that chose to tell one")
         if any(run.declarations for run in runs):
