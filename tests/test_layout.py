@@ -22,7 +22,9 @@ ALLOWED = {
     "experiments": set(ORDER),
     "cli": {*ORDER, "display"},
 }
-COMMON = {"errors", "checks", "npy", "plugins", "randomness", "storage", "text", "__version__"}
+COMMON = {
+    "errors", "checks", "npy", "plugins", "randomness", "schema", "storage", "text", "__version__",
+}  # fmt: skip
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -10,30 +10,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from noisewise.errors import InvalidValueError
 from noisewise.federation.attacks import Attack
 from noisewise.federation.executors import ExecutorName, check_executor
 from noisewise.federation.settings import DEFAULT_LOSS_RECORDS
+from noisewise.schema import Count, OpenShare, Positive, Share, Strict
 from noisewise.training.local import DEFAULT_PHYSICAL_BATCH
 
 __all__ = ["ExperimentConfig", "dump_config", "load_config", "parse_config", "replace_fields"]
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-OpenShare = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
 Distribution = Literal[
     "Dist1", "Dist2", "Dist3", "Dist4", "Dist5", "Dist6", "Dist7", "Dist8", "Dist9"
 ]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class DataConfig(_Strict):
+class DataConfig(Strict):
     """Which records, and how they are split over the clients.
 
     ``folder`` is where files were placed by hand; ``mean`` and ``std`` (one number, or one for each
@@ -52,7 +45,7 @@ class DataConfig(_Strict):
     std: list[Positive] | None = None
 
 
-class PopulationConfig(_Strict):
+class PopulationConfig(Strict):
     """The clients' own settings: one value for all, one for each, or one of the paper's draws.
 
     A distribution's name means the authors' own draw for 20, 40 or 60 clients, or with
@@ -70,17 +63,17 @@ class PopulationConfig(_Strict):
     draws: Literal["authors", "sampled"] = "authors"
     seed: Annotated[int, Field(ge=0)] = 0
     planned_rounds: Count | list[Count] | None = None
-    reported_epsilon: dict[str, Positive] = {}
+    reported_epsilon: dict[str, Positive] = Field(default={})
 
 
-class ModelConfig(_Strict):
+class ModelConfig(Strict):
     """A model by name, or an own one as ``"package.module:function"``."""
 
     name: str
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default={})
 
 
-class TrainingConfig(_Strict):
+class TrainingConfig(Strict):
     """Rounds, local DP-SGD, and who computes it.
 
     ``executor`` is "serial", "processes" or "ray" (by default processes where there are several
@@ -103,7 +96,7 @@ class TrainingConfig(_Strict):
     metric: str = "noisewise.federation.evaluation:accuracy"
 
 
-class AttackConfig(_Strict):
+class AttackConfig(Strict):
     """Clients that attack; kinds and what strength means are in `noisewise.federation.attacks`."""
 
     kind: str
@@ -111,7 +104,7 @@ class AttackConfig(_Strict):
     strength: Positive | None = None
 
 
-class PermittedConfig(_Strict):
+class PermittedConfig(Strict):
     """Settings with which a client may take part under the federation's policy."""
 
     epsilon: Positive
@@ -121,7 +114,7 @@ class PermittedConfig(_Strict):
     local_epochs: Count = 1
 
 
-class PolicyConfig(_Strict):
+class PolicyConfig(Strict):
     """What a noise-aware server may take for granted, and how many attackers it shall tolerate.
 
     ``permitted`` lists the settings that the federation permits; by default they are those of the
@@ -132,22 +125,22 @@ class PolicyConfig(_Strict):
     permitted: list[PermittedConfig] | None = None
 
 
-class MethodConfig(_Strict):
+class MethodConfig(Strict):
     """A method by name, or an own aggregator as ``"package.module:name"``, with its options."""
 
     name: str = "RobustHDP"
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default={})
     learning_rate: Positive | None = None
 
 
-class CompareConfig(_Strict):
+class CompareConfig(Strict):
     """What ``noisewise compare`` runs: a list of methods, each with a number of seeds."""
 
     methods: Annotated[list[str | MethodConfig], Field(min_length=1)] | None = None
     seeds: Count = 3
 
 
-class TrackConfig(_Strict):
+class TrackConfig(Strict):
     """Where else the figures of rounds go while they run; needs the extra ``track``.
 
     ``tensorboard`` is a folder for event files; ``mlflow`` the address of a server (any
@@ -158,7 +151,7 @@ class TrackConfig(_Strict):
     mlflow: Annotated[str, Field(min_length=1)] | None = None
 
 
-class ExperimentConfig(_Strict):
+class ExperimentConfig(Strict):
     """A whole experiment, as a TOML file describes it."""
 
     data: DataConfig
@@ -168,7 +161,7 @@ class ExperimentConfig(_Strict):
     method: MethodConfig = MethodConfig()
     compare: CompareConfig = CompareConfig()
     policy: PolicyConfig = PolicyConfig()
-    attacks: list[AttackConfig] = []
+    attacks: list[AttackConfig] = Field(default=[])
     track: TrackConfig = TrackConfig()
     seed: Annotated[int, Field(ge=0)] = 0
 

@@ -9,10 +9,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.config import ExperimentConfig, parse_config, replace_fields
+from noisewise.schema import Strict
 
 __all__ = ["Artefact", "Part", "Sweep", "artefact_names", "load_artefact"]
 
@@ -20,11 +21,7 @@ Kind = Literal["exact", "first round", "trained", "elsewhere"]
 Dataset = Literal["mnist", "fmnist", "cifar10", "cifar100"]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class Sweep(_Strict):
+class Sweep(Strict):
     """The config field that differs between the columns of an artefact.
 
     Attributes:
@@ -47,7 +44,7 @@ class Sweep(_Strict):
         return dict(zip(names, self.values, strict=True))
 
 
-class Part(_Strict):
+class Part(Strict):
     """A column that another artefact computes as well."""
 
     name: str
@@ -55,7 +52,7 @@ class Part(_Strict):
     column: str
 
 
-class _Description(_Strict):
+class _Description(Strict):
     """What a TOML says about an artefact, besides its experiment."""
 
     title: str
@@ -66,17 +63,17 @@ class _Description(_Strict):
     needs: str = "nothing but this program"
     order: int
     paper: str | None = None
-    rows: dict[str, str] = {}
+    rows: dict[str, str] = Field(default={})
     fedavg: float | None = None
     learning_rates: Dataset | None = None
-    learning_rate_columns: dict[str, str] = {}
+    learning_rate_columns: dict[str, str] = Field(default={})
     tolerance: float = 2.0
     relative: bool = False
-    notes: list[str] = []
-    evaluations: dict[str, int] = {}
+    notes: list[str] = Field(default=[])
+    evaluations: dict[str, int] = Field(default={})
     sweep: Sweep | None = None
-    parts: list[Part] = []
-    options: dict[str, Any] = {}
+    parts: list[Part] = Field(default=[])
+    options: dict[str, Any] = Field(default={})
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -25,6 +25,7 @@ from noisewise.privacy.budget import PrivacyBudget
 from noisewise.privacy.ledger import Ledger
 from noisewise.privacy.plan import LocalPlan, make_plan
 from noisewise.privacy.room import make_room
+from noisewise.schema import Count, OpenShare, Positive, Strict
 from noisewise.training.gradients import Loss
 from noisewise.training.local import DEFAULT_PHYSICAL_BATCH, TensorData
 from noisewise.training.models import make_model
@@ -33,16 +34,8 @@ from noisewise.training.synthetic import RecordForm
 
 __all__ = ["Site", "SiteConfig", "load_site"]
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-OpenShare = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
 
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class LedgerPart(_Strict):
+class LedgerPart(Strict):
     """Where the ledger is, and of which dataset."""
 
     file: str
@@ -50,7 +43,7 @@ class LedgerPart(_Strict):
     keep_replies: Count | None = None
 
 
-class DataPart(_Strict):
+class DataPart(Strict):
     """The records: a file with ``inputs`` and ``targets``, or a function that returns both.
 
     The function takes no argument and returns a pair of arrays, a pair of lists, or a torch
@@ -77,7 +70,7 @@ class DataPart(_Strict):
         return self
 
 
-class ModelPart(_Strict):
+class ModelPart(Strict):
     """The model that the site is willing to train."""
 
     name: str
@@ -86,7 +79,7 @@ class ModelPart(_Strict):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-class BudgetPart(_Strict):
+class BudgetPart(Strict):
     """The promise to each record, for good."""
 
     epsilon: Positive
@@ -95,7 +88,7 @@ class BudgetPart(_Strict):
     accountant: str = DEFAULT_ACCOUNTANT
 
 
-class TrainingPart(_Strict):
+class TrainingPart(Strict):
     """How the site trains. ``normalise`` divides the update by its number of steps (NoiseWise)."""
 
     batch_size: Count
@@ -107,7 +100,7 @@ class TrainingPart(_Strict):
     loss: str | None = None
 
 
-class MetricsPart(_Strict):
+class MetricsPart(Strict):
     """A noised accuracy on held-out records, for servers that ask; without this part there is none.
 
     ``noise_multiplier`` is the deviation of the noise on the number of records that the model gets
@@ -128,7 +121,7 @@ class MetricsPart(_Strict):
         return self
 
 
-class DeclarationPart(_Strict):
+class DeclarationPart(Strict):
     """Whether servers that ask receive the unit and the budget; without this part they do not.
 
     ``publish = true`` sends "record", epsilon and delta, as ``[budget]`` has them. It is unsigned.
@@ -137,7 +130,7 @@ class DeclarationPart(_Strict):
     publish: bool
 
 
-class LimitsPart(_Strict):
+class LimitsPart(Strict):
     """What a server may ask for.
 
     ``rounds`` is how many rounds of the plan are ever charged, whatever the budget would allow;
@@ -155,7 +148,7 @@ class LimitsPart(_Strict):
         return self
 
 
-class SiteConfig(_Strict):
+class SiteConfig(Strict):
     """The whole file."""
 
     ledger: LedgerPart
