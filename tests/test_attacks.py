@@ -1,4 +1,4 @@
-"""Hostile clients: what they send, and what a guard makes of it (PRIVACY.md, screening)."""
+"""Hostile clients: what they send, and what a guard makes of it (docs/privacy.md, guarantee 8)."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_no_honest_client_is_refused() -> None:
     for seed in range(60):
         updates, _ = honest(seed)
         refused += len(GUARDED[0].aggregate(server_view(updates), {}).refused)
-    assert refused == 0  # of 1,200, as PRIVACY.md measured
+    assert refused == 0  # of 1,200 honest updates
 
 
 def test_all_refused_is_an_error_and_the_round_leaves_the_model_alone() -> None:

@@ -1,4 +1,4 @@
-"""PRIVACY.md 12 and 13: kill -9 and resume bit for bit; damage is noticed and survived."""
+"""Guarantees 12 and 13 of docs/privacy.md: exact resume after kill -9; damage is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The map of DESIGN.md, enforced: imports go only to folders above, and no pickle anywhere."""
+"""The layout of docs/design.md: imports go only to folders above, and no pickle anywhere."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""PRIVACY.md 1, 5 and 16 at a site: one record more, less or broken changes no parameter of the
-mechanism, no byte of a reply's form, and never whether the site answers.
+"""Guarantees 1, 5 and 16 of docs/privacy.md at a site.
+
+One record more, less or broken changes no parameter of the mechanism, no byte of a reply's form,
+and never whether the site answers.
 """
 
 from __future__ import annotations

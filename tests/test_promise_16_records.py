@@ -1,4 +1,7 @@
-"""PRIVACY.md 16: one record decides about itself only. One record is fuzzed, the rest compared."""
+"""Guarantee 16 of docs/privacy.md: one record decides about itself only.
+
+The tests fuzz one record and compare the others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""PRIVACY.md 1: only noised arrays leave a client, and nothing around them depends on the data."""
+"""Guarantee 1 of docs/privacy.md: only noised arrays leave a client.
+
+Nothing else in a reply depends on the data.
+"""
 
 from __future__ import annotations
 

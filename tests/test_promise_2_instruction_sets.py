@@ -1,4 +1,6 @@
-"""PRIVACY.md 2 under other instruction sets: self-check and attack, each in its own process.
+"""Guarantee 2 of docs/privacy.md under other instruction sets: self-check and attack.
+
+Each runs in its own process.
 
 Which instructions torch, oneDNN and MKL use decides how rows are rounded. Each setting must show
 that it took effect before its result counts.

@@ -1,4 +1,4 @@
-"""PRIVACY.md 2 in floating point: a record's contribution is its own, for any parameters."""
+"""Guarantee 2 of docs/privacy.md in floating point, for any parameters that a server sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PRIVACY.md 2: one record moves a sum of clipped gradients by at most c."""
+"""Guarantee 2 of docs/privacy.md: one record moves a sum of clipped gradients by at most c."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PRIVACY.md 3: the noise has the right size and law, is fresh every time, and is secret."""
+"""Guarantee 3 of docs/privacy.md: noise has the right size and law, is fresh and secret."""
 
 from __future__ import annotations
 

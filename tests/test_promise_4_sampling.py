@@ -1,4 +1,4 @@
-"""PRIVACY.md 4: Poisson sampling is Poisson, and the batch that comes out decides nothing else."""
+"""Guarantee 4 of docs/privacy.md: Poisson sampling is Poisson; nothing else uses the batch size."""
 
 from __future__ import annotations
 

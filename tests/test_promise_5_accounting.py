@@ -1,4 +1,4 @@
-"""PRIVACY.md 5: accounting never rounds in our favour. Plans, and the accountants under them."""
+"""Guarantee 5 of docs/privacy.md: accounting never rounds in our favour (plans, accountants)."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_tiny_rate_with_little_noise_does_not_eat_the_memory(
     assert max(sizes) < 250_000
 
 
-# ---------------------------------------------------------------- the figures of DESIGN.md
+# ---------------------------------------------------------------- the figures of docs/design.md
 
 
 @pytest.mark.parametrize(("accountant", "z"), [("pld", 9.67), ("rdp", 10.7), ("moments", 14.24)])

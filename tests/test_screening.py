@@ -1,4 +1,4 @@
-"""PRIVACY.md 8, in process: one bad update is dropped with a reason, and the round goes on."""
+"""Guarantee 8 of docs/privacy.md, in process: the server drops one bad update with a reason."""
 
 from __future__ import annotations
 

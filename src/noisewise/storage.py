@@ -126,7 +126,8 @@ def _lock(path: Path, deadline: float) -> int | None:
 def write_atomic(path: Path, content: bytes) -> None:
     """Write ``content`` so that a crash leaves either the old file or the new one, never a part.
 
-    Temporary file in the same folder, fsync, rename, fsync of the folder (PRIVACY.md 12).
+    Temporary file in the same folder, fsync, rename, fsync of the folder (docs/privacy.md,
+    guarantee 12).
 
     Raises:
         DiskFullError: if there is no room; the old file stays.

@@ -1,4 +1,4 @@
-"""Screening: which of the received updates are fit to be aggregated at all (PRIVACY.md 8)."""
+"""Screening: which received updates can be aggregated (docs/privacy.md, guarantee 8)."""
 
 from __future__ import annotations
 

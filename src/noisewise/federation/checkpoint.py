@@ -1,4 +1,4 @@
-"""Checkpoints that survive kill -9 and notice damage (PRIVACY.md 12 and 13).
+"""Checkpoints that survive kill -9 and notice damage (docs/privacy.md, guarantees 12 and 13).
 
 A checkpoint is one file: a line that names the format, the SHA-256 of the rest, then safetensors
 with the model and the aggregator's arrays. The round records go to ``rounds.jsonl``, of which a

@@ -5,7 +5,7 @@ answers: the server would see that, and no noise covers it. So a record that no 
 (a line that cannot be read, a value that is not finite, a class that does not exist, another shape)
 is left out, with a warning in the site's own log. Since every record enters a batch by a coin of
 its own, and the divisor and the number of steps are the plan's, leaving a record out is the same as
-letting it in with gradient 0 (PRIVACY.md 2 and 16).
+letting it in with gradient 0 (docs/privacy.md, guarantees 2 and 16).
 
 What is wrong with a file or an array as a whole (missing, damaged, another shape or type) is an
 error: an npz or safetensors file is one container.
