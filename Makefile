@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LOCKED := $(VENV)/.locked
 STAMP := $(VENV)/.installed
 EXTRAS := $(VENV)/.installed-extras
 BENCH := $(VENV)/.installed-bench
@@ -9,7 +10,7 @@ DOCS := $(VENV)/.installed-docs
 
 # Installs lock files. pip takes only files whose SHA-256 is listed there; HASHES=no takes any build
 # of the pinned versions, where the listed ones (torch's CPU build) are not offered.
-HASHES := yes
+HASHES ?= yes
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 ifeq ($(HASHES),no)
 from_lock = grep -hoE '^[A-Za-z0-9._-]+==[^ ]+' $(1) > $(VENV)/versions.txt && $(PIP) -r $(VENV)/versions.txt
@@ -18,17 +19,20 @@ from_lock = $(PIP) --require-hashes $(addprefix -r ,$(1)) || { echo "If pip offe
 	add an index of torch's CPU builds to pip's configuration, or run \`make HASHES=no $(MAKECMDGOALS)\`." >&2; exit 1; }
 endif
 
-.PHONY: help install demo test check docs bench lint types format lock clean
+.PHONY: help install demo test fulltest check docs build bench lint types format lock clean
 
 help:            ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 install: $(STAMP) ## make .venv and install from requirements.lock
 
-$(STAMP): requirements.lock pyproject.toml
+$(LOCKED): requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "noisewise needs Python 3.11 or newer; set PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(call from_lock,requirements.lock)
+	touch $@
+
+$(STAMP): $(LOCKED) pyproject.toml
 	$(PIP) --no-deps --no-build-isolation -e .
 	touch $@
 
@@ -57,12 +61,25 @@ lint: $(STAMP)   ## ruff
 types: $(STAMP)  ## mypy, strict
 	$(BIN)/mypy
 
-check: lint types $(EXTRAS) ## lint, types and every test, as CI runs it
+fulltest: $(EXTRAS) ## every test, as CI runs it
 	$(BIN)/python -m pytest -n 2
+
+check: lint types fulltest ## lint, types and every test, as CI runs it
 
 docs: $(DOCS)    ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir site
 	@echo "open site/index.html"
+
+# The wheel is built from the sdist, so that the sdist is complete; then it is installed beside the locked packages in an
+# environment without this folder.
+build: $(STAMP)  ## sdist and wheel in dist/, and a smoke test of the wheel
+	rm -rf build dist
+	$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist")'
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+	$(MAKE) --no-print-directory VENV=build/smoke build/smoke/.locked
+	build/smoke/bin/python -m pip install --quiet --disable-pip-version-check --no-deps dist/*.whl
+	build/smoke/bin/python -m pip check
+	build/smoke/bin/python -P .ci/smoke.py
 
 bench: $(BENCH)  ## speed and precision, as ratios in one run each (an hour)
 	$(BIN)/python -m pytest -q benchmarks

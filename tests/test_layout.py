@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ ALLOWED = {
     "experiments": set(ORDER),
     "cli": {*ORDER, "display"},
 }
+DESIGN = (Path(__file__).parents[1] / "docs" / "design.md").read_text()
 COMMON = {
     "errors", "checks", "npy", "plugins", "randomness", "schema", "storage", "text", "__version__",
 }  # fmt: skip
@@ -48,6 +50,24 @@ def test_imports_go_only_to_rows_above(path: Path) -> None:
     folder = parts[0]
     used = {m.split(".")[1] for m in imported_modules(path) if m.startswith("noisewise.")}
     assert used <= ALLOWED[folder] | COMMON | {folder}, f"{path} imports {sorted(used)}"
+
+
+def described_layout(page: str) -> dict[str, set[str]]:
+    """The folders of the design page, in order, and what each may import."""
+    rows = re.findall(r"^\| `(\w+)/` \|.*\| ([^|]+) \|$", page, flags=re.MULTILINE)
+    return {folder: set(re.findall(r"`(\w+)`", imports)) for folder, imports in rows}
+
+
+def test_the_design_page_has_this_layout() -> None:
+    layout = described_layout(DESIGN)
+    assert list(layout) == [*ORDER, "cli"]
+    assert {name: imports - {name} for name, imports in ALLOWED.items()} == layout
+    folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    assert folders == set(layout)
+    files = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+    assert files == set(re.findall(r"`(\w+)\.py`", DESIGN.split("Files beside the folders")[1]))
+    planted = DESIGN.replace("| `data`, `privacy` |", "| `data`, `report` |")
+    assert described_layout(planted) != layout
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
