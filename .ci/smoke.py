@@ -63,7 +63,6 @@ def main() -> None:
             ["--version"],
             ["methods"],
             ["compare", "short.toml", "--output", "runs"],
-            ["reproduce"],
             ["flower", "new", "app"],
         ):
             subprocess.run([COMMAND, *words], cwd=folder, check=True, timeout=300)
