@@ -38,7 +38,7 @@ class PrivacyBudget:
 
 
 def budget_warnings(budget: PrivacyBudget, records: int | None = None) -> list[str]:
-    """What is weak about a budget, with its consequence in plain words; nothing for a sound one.
+    """What is weak about a budget, with its consequence in plain words; nothing for a usual one.
 
     The consequence of epsilon is Bayes' rule: an attacker's odds that a record was used grow by at
     most e^epsilon. That of delta: a mechanism that publishes each record in full with probability
