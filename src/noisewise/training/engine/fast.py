@@ -30,8 +30,8 @@ __all__ = ["FastGradients"]
 _log = logging.getLogger(__name__)
 
 _FLOOR = 2.0**-30
-"""See `Piece.squared_norms`: a term is scaled to at most 2^15 c, so that the rounding of a sum of
-256 records' terms at up to 16 positions each stays below 2^-17 c, whatever the terms are."""
+"""See `Piece.squared_norms`: a term is scaled to at most 2^15 c. The rounding of two sums of 256
+records' terms at up to 8 positions each then stays below 2^-17 c, whatever the terms are."""
 
 
 class FastGradients(GradientEngine):
