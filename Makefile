@@ -82,13 +82,14 @@ build: $(STAMP)  ## sdist and wheel in dist/, and a smoke test of the wheel
 	build/smoke/bin/python -P .ci/smoke.py
 
 bench: $(BENCH)  ## speed and precision, as ratios in one run each (an hour)
-	$(BIN)/python -m pytest -q benchmarks
+	$(BIN)/python -m pytest -q -s benchmarks
 	$(BIN)/python benchmarks/estimators.py
 	$(BIN)/python benchmarks/precision.py --train
 	$(BIN)/python benchmarks/gradients.py
 	$(BIN)/python benchmarks/isolation.py
 	$(BIN)/python benchmarks/rounding.py
 	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/heads.py
 	$(BIN)/python benchmarks/calibration.py
 	$(BIN)/python benchmarks/ledger.py
 	$(BIN)/python benchmarks/ledger.py --kills 1000

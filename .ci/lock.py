@@ -58,8 +58,9 @@ LOCKS = (
     Lock("requirements.lock", "What `make install` installs.", ("dev",)),
     Lock(
         "requirements-extras.lock",
-        "What `make check` installs on top of requirements.lock: Ray, TensorBoard, MLflow, Flower.",
-        ("ray", "flower", "track"),
+        "What `make check` installs on top of requirements.lock: Ray, TensorBoard, MLflow, Flower, "
+        "pandas.",
+        ("ray", "flower", "track", "frame"),
     ),
     Lock(
         "requirements-docs.lock",

@@ -1,7 +1,7 @@
-"""Calibration of many different clients, cold: seconds by accountant.
+"""Time the calibration of many different clients without a cache, for each accountant.
 
 python benchmarks/calibration.py [--clients 10000] [--json FILE]
-python benchmarks/calibration.py --plans 200    # single plans over all of the stated bounds
+python benchmarks/calibration.py --plans 200    # single plans over the whole supported range
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from noisewise.privacy import PrivacyBudget, calibrate
 
 
 def seconds(accountant: str, clients: int) -> tuple[float, float]:
-    """Processor time for the first calibrations, and for the same again."""
+    """Return the processor seconds of the first calibrations, and of a repetition."""
     rng = np.random.default_rng(clients)
     plans = []
     for _ in range(clients):
@@ -39,7 +39,7 @@ def seconds(accountant: str, clients: int) -> tuple[float, float]:
 
 
 def single_plans(count: int, accountant: str = "pld") -> dict[str, float]:
-    """Processor time of single cold calibrations, over the bounds of `calibrate`."""
+    """Return the processor seconds of single calibrations over the range of `calibrate`."""
     rng = np.random.default_rng(count)
     times = []
     while len(times) < count:
@@ -48,10 +48,10 @@ def single_plans(count: int, accountant: str = "pld") -> dict[str, float]:
         start = time.process_time()
         try:
             calibrate(budget, rate, steps, accountant)
-        except InvalidValueError:  # outside of the bounds: refused at once
+        except InvalidValueError:  # outside of the supported range
             continue
         except AccountingError as error:
-            print(f"no answer: {error}")
+            print(f"calibration failed: {error}")
         times.append(time.process_time() - start)
         if times[-1] > 2:
             print(f"{times[-1]:.2f} s: {budget}, q = {rate:.3g}, {steps} steps", flush=True)
@@ -65,9 +65,11 @@ def single_plans(count: int, accountant: str = "pld") -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--plans", type=int, help="time so many single plans instead")
-    parser.add_argument("--clients", type=int, default=10_000, help="for the accountant rdp")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plans", type=int, help="time this number of single plans instead")
+    parser.add_argument(
+        "--clients", type=int, default=10_000, help="number of clients for the accountant rdp"
+    )
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     arguments = parser.parse_args()
     results = []
     with tempfile.TemporaryDirectory() as folder:

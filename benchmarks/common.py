@@ -1,4 +1,4 @@
-"""What the benchmarks share: synthetic updates, timing, tables and JSON."""
+"""Functions that the benchmarks share: synthetic updates, timing, tables and JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from noisewise.noise.variance import update_noise_variance
 
 @dataclass(frozen=True)
 class Updates:
-    """A matrix of updates [p, n] and the true noise energy of each column [n]."""
+    """An update matrix [p, n] and the true noise energy of each column [n]."""
 
     name: str
     values: NDArray[np.float32]
@@ -28,10 +28,18 @@ class Updates:
 
 
 def synthetic(p: int, n: int, dist: str = "Dist1", scale: float = 1.0, seed: int = 0) -> Updates:
-    """Low-rank signal plus noise at the authors' epsilons and batch sizes (cycled beyond 60).
+    """Make updates of low-rank signal plus noise.
 
-    z follows the measured law of a PLD accountant closely enough for a benchmark of speed:
-    z = 5.3 (b / 32)^0.45 / eps^0.85 for N = 2400 and 200 rounds.
+    Epsilons and batch sizes are those of the authors' 60 clients, repeated for more clients. The
+    noise multiplier is an approximation of the PLD accountant's for N = 2400 and 200 rounds, which
+    is sufficient for timing: z = 5.3 (b / 32)^0.45 / eps^0.85.
+
+    Args:
+        p: number of parameters.
+        n: number of clients.
+        dist: name of the authors' population.
+        scale: factor of the epsilons.
+        seed: seed of signal and noise.
     """
     rng = np.random.default_rng(seed)
     drawn = authors_population(dist, 60, scale)
@@ -45,24 +53,24 @@ def synthetic(p: int, n: int, dist: str = "Dist1", scale: float = 1.0, seed: int
     common = 0.01 * steps * rng.uniform(0.8, 1.2, n) / np.sqrt(p)
     for start in range(0, p, 1 << 18):
         rows = min(1 << 18, p - start)
-        loud = np.exp(rng.normal(0, 1, -(-rows // 64))).repeat(64)[:rows]
-        signal = np.outer(rng.standard_normal(rows) * loud / 1.6, common)
+        row_scale = np.exp(rng.normal(0, 1, -(-rows // 64))).repeat(64)[:rows]
+        signal = np.outer(rng.standard_normal(rows) * row_scale / 1.6, common)
         noise = rng.standard_normal((rows, n), dtype=np.float32) * deviation
         values[start : start + rows] = signal + noise
     return Updates(f"synthetic {dist} {p} x {n}", values, variance)
 
 
 def from_folder(folder: Path) -> list[Updates]:
-    """All npz files of a folder with arrays ``updates`` [p, n] and ``variance`` [n]."""
-    found = []
+    """Read all npz files of a folder; each has arrays ``updates`` [p, n] and ``variance`` [n]."""
+    matrices = []
     for path in sorted(folder.glob("*.npz")):
         with np.load(path, allow_pickle=False) as arrays:
-            found.append(Updates(path.stem, arrays["updates"], arrays["variance"]))
-    return found
+            matrices.append(Updates(path.stem, arrays["updates"], arrays["variance"]))
+    return matrices
 
 
 def seconds(work: Callable[[], object], repeats: int = 3) -> float:
-    """The least processor time of ``repeats`` runs: other processes do not count."""
+    """Return the smallest processor time of ``repeats`` runs, in seconds."""
     best = float("inf")
     for _ in range(repeats):
         start = time.process_time()
@@ -72,23 +80,23 @@ def seconds(work: Callable[[], object], repeats: int = 3) -> float:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows as text; numbers to six digits."""
+    """Format rows as an aligned text table, with floats to six digits."""
     if not rows:
-        return "(nothing)"
+        return "(no rows)"
     names = list(rows[0])
 
     def show(value: Any) -> str:
         return f"{value:.6g}" if isinstance(value, float) else str(value)
 
-    cells = [[show(row.get(name, "")) for name in names] for row in rows]
-    widths = [max(len(n), *(len(row[i]) for row in cells)) for i, n in enumerate(names)]
+    texts = [[show(row.get(name, "")) for name in names] for row in rows]
+    widths = [max(len(n), *(len(row[i]) for row in texts)) for i, n in enumerate(names)]
     lines = ["  ".join(n.rjust(w) for n, w in zip(names, widths, strict=True))]
-    lines += ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in cells]
+    lines += ["  ".join(t.rjust(w) for t, w in zip(row, widths, strict=True)) for row in texts]
     return "\n".join(lines)
 
 
 def write_json(path: Path, results: dict[str, Any]) -> None:
-    """Results with the machine they were measured on."""
+    """Write the results as JSON, with a description of the machine."""
     machine = {
         "python": platform.python_version(),
         "numpy": np.__version__,

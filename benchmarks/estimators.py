@@ -1,9 +1,9 @@
-"""Speed of the estimators: pcp against a plain one, factor against a plain read, growth.
+"""Time the estimators: pcp against a plain pcp, factor against one read of the data, and growth.
 
     python benchmarks/estimators.py --output runs/bench/estimators.json
     python benchmarks/estimators.py --quick
 
-Times are processor seconds on one thread, so that a busy machine does not spoil the ratios.
+Times are processor seconds on one thread, so other processes hardly change the ratios.
 """
 
 from __future__ import annotations
@@ -24,11 +24,20 @@ from noisewise.noise.gram import gram_matrix
 
 
 def pcp_against_plain(updates: Updates, *, full: bool, count: int) -> dict[str, Any]:
-    """Our pcp and the plain one to the same accuracy: residual 1e-6, objective within 1e-4.
+    """Compare our pcp with a plain pcp at the same accuracy: residual 1e-6, objective within 1e-4.
 
-    Without ``full`` the plain one's time is its time per iteration, measured on five, times the
-    iterations that it needs, counted on iterates from the Gram matrix. The last two columns give
-    the plain one our step mu: what is left is the gain of the pass, the relaxation and the start.
+    The last two columns are for a plain pcp with our step mu. The ratio then shows the gain from
+    the single pass, the over-relaxation and the coarse solution.
+
+    Args:
+        updates: the matrix to decompose.
+        full: True runs the plain pcp with SVDs to its end. Otherwise its time is the time of five
+            iterations, extrapolated to the number of iterations that it needs; these are counted
+            with iterates from the Gram matrix.
+        count: largest number of iterations of the plain pcp.
+
+    Returns:
+        One row of the table.
     """
     M = updates.values
     reference = principal_component_pursuit(M, tolerance=1e-7, gap_tolerance=1e-7)
@@ -63,7 +72,7 @@ def pcp_against_plain(updates: Updates, *, full: bool, count: int) -> dict[str, 
 
 
 def pcp_against_tensorly(updates: Updates) -> dict[str, Any] | None:
-    """tensorly's robust_pca (inexact ALM, rising mu), where it is installed."""
+    """Compare with tensorly's robust_pca (inexact ALM, increasing mu); None if not installed."""
     try:
         from tensorly.decomposition import robust_pca
     except ImportError:
@@ -90,7 +99,7 @@ def pcp_against_tensorly(updates: Updates) -> dict[str, Any] | None:
 
 
 def factor_against_read(updates: Updates) -> dict[str, Any]:
-    """Time of the factor model relative to one plain read, the sum of squares."""
+    """Return the time of the factor model relative to one read of the data (a sum of squares)."""
     M = updates.values
     flat = M.reshape(-1)
 
@@ -113,7 +122,7 @@ def factor_against_read(updates: Updates) -> dict[str, Any]:
 
 
 def growth(sizes: list[tuple[int, int]], names: list[str]) -> list[dict[str, Any]]:
-    """Seconds of each estimator, with its own choice of a sample, over p and n."""
+    """Time each estimator, with its automatic sample, for several sizes (p, n)."""
     rows = []
     for p, n in sizes:
         updates = synthetic(p, n)
@@ -136,8 +145,10 @@ def _excess(variance: np.ndarray, updates: Updates) -> float:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--output", type=Path, default=Path("runs/bench/estimators.json"))
-    options.add_argument("--updates", type=Path, help="folder of npz with updates and variance")
-    options.add_argument("--quick", action="store_true", help="small sizes, a minute")
+    options.add_argument(
+        "--updates", type=Path, help="folder of npz files with updates and variance"
+    )
+    options.add_argument("--quick", action="store_true", help="small sizes; takes a minute")
     options.add_argument("--full", action="store_true", help="run the plain pcp to its end")
     chosen = options.parse_args()
     torch.set_num_threads(1)
@@ -152,14 +163,16 @@ def main() -> None:
         for updates in real + small + large
     ]
     results["pcp against plain"] = pcp
-    print("pcp against the plain one (ratio = how many times faster)\n" + table(pcp), flush=True)
+    print(
+        "pcp against a plain pcp (ratio: ours is so many times faster)\n" + table(pcp), flush=True
+    )
     tensorly = [row for row in map(pcp_against_tensorly, real[:1] + small) if row]
     results["pcp against tensorly"] = tensorly
     print("\npcp against tensorly\n" + table(tensorly), flush=True)
     reads = [factor_against_read(synthetic(p, 20)) for p in ([10**6] if quick else [11_200_000])]
     results["factor against a read"] = reads
-    print("\ncost relative to one plain read\n" + table(reads), flush=True)
-    print("\ngrowth")
+    print("\ntime relative to one read of the data\n" + table(reads), flush=True)
+    print("\ngrowth with p and n")
     rows = [10**4, 10**5] if quick else [10**4, 10**5, 10**6, 10**7, 2 * 10**7]
     columns = [10, 40] if quick else [10, 20, 50, 100, 200]
     names = ["norm", "factor", "pcp"]

@@ -1,12 +1,12 @@
-"""Private against non-private steps: our engine, torch's SGD and every mode of Opacus.
+"""Compare private and non-private steps: our engine, torch's SGD and every mode of Opacus.
 
     python benchmarks/gradients.py [--cases cnn-64,resnet18-32] [--repetitions 15] [--json FILE]
 
-One thread. All variants of a case run interleaved, a few steps each in turn, and ratios are medians
-of the ratios within a turn, so that a busy machine slows all of them alike. Times are processor
-time of one step (batch in, parameters updated), the least of all turns. Peak memory is what the
-process grows by during its first steps, in a process of its own (Linux). Opacus is left out if it
-is not installed.
+Everything runs on one thread. The variants of a case take turns of a few steps each. Ratios are
+medians of the ratios within a turn, so a busy machine slows all variants in the same way. A time is
+the smallest processor time of one step over all turns, from the batch to the updated parameters.
+Peak memory is the growth of a separate process during its first steps (Linux only). Opacus is
+skipped if it is not installed.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def sgd(case: Case, channels_last: bool) -> Step:
 
 
 def engine(case: Case, clip_norm: float | None) -> Step:
-    """The sum of (clipped) gradients, and the parameters moved by it; no sampling, no noise."""
+    """A step with our engine: sum of (clipped) gradients and update; no sampling, no noise."""
     model, (x, y) = case.model(), case.records()
     theta = ParameterLayout.of(model).flatten(model)
     gradients = FastGradients(model, functional.cross_entropy)
@@ -149,7 +149,7 @@ def engine(case: Case, clip_norm: float | None) -> Step:
 
 
 def private_step(case: Case) -> Step:
-    """A whole step of `local_update`: sampling, clipped sum, noise, update; a fourth of four."""
+    """A round of four whole steps of `local_update`: sampling, clipped sum, noise, update."""
     model, data = case.model(), TensorData(*case.records())
     theta = ParameterLayout.of(model).flatten(model)
     gradients = FastGradients(model, functional.cross_entropy)
@@ -197,36 +197,37 @@ def opacus(case: Case, mode: str) -> Step:
     return step
 
 
-STEPS_OF = {"private step": 4}  # variants that take several steps at a call
+STEPS_OF = {"private step": 4}  # variants that take several steps in one call
 
 
 def variants(case: Case) -> dict[str, Callable[[], Step]]:
-    found: dict[str, Callable[[], Step]] = {"sgd": lambda: sgd(case, False)}
+    """Functions that prepare a step, by name of the variant."""
+    makers: dict[str, Callable[[], Step]] = {"sgd": lambda: sgd(case, False)}
     if len(case.shape) == 3:
-        found["sgd channels-last"] = lambda: sgd(case, True)
-    found["engine, not clipped"] = lambda: engine(case, None)
-    found["engine"] = lambda: engine(case, CLIP_NORM)
-    found["private step"] = lambda: private_step(case)
+        makers["sgd channels-last"] = lambda: sgd(case, True)
+    makers["engine, not clipped"] = lambda: engine(case, None)
+    makers["engine"] = lambda: engine(case, CLIP_NORM)
+    makers["private step"] = lambda: private_step(case)
     if importlib.util.find_spec("opacus") is not None:
         for mode in OPACUS:
-            found[f"opacus {mode}"] = lambda mode=mode: opacus(case, mode)
-    return found
+            makers[f"opacus {mode}"] = lambda mode=mode: opacus(case, mode)
+    return makers
 
 
 def timed(case: Case, repetitions: int, calls: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of one step and the ratio to SGD, by variant."""
+    """Return the milliseconds of one step and the ratio to SGD, by variant."""
     steps: dict[str, Step] = {}
     for name, make in variants(case).items():
         try:
             steps[name] = make()
             steps[name]()
         except (RuntimeError, NotImplementedError, ValueError, AttributeError) as error:
-            print(f"  {case}: {name} cannot run: {error}", file=sys.stderr)
+            print(f"  {case}: {name} failed: {error}", file=sys.stderr)
             steps.pop(name, None)
     turns: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(repetitions):
         for name, step in steps.items():
-            step()  # not timed: the variant before has filled the caches
+            step()  # not timed: the caches contain data of the previous variant
             times = []
             for _ in range(calls):
                 start = time.process_time()
@@ -243,7 +244,7 @@ def timed(case: Case, repetitions: int, calls: int) -> dict[str, dict[str, float
 
 
 def memory(field: str) -> float:
-    """Megabytes of this process: "VmRSS" now, or "VmHWM" at its peak."""
+    """Return the memory of this process in MB: field "VmRSS" is now, "VmHWM" is the peak."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return float(line.split()[1]) / 1024
@@ -251,24 +252,24 @@ def memory(field: str) -> float:
 
 
 def grown_by(case: Case, name: str) -> float:
-    """Megabytes by which this process grows at most during the first steps of a variant.
+    """Return by how many MB this process grows during the first steps of a variant.
 
-    Steps on two records come before, so that libraries and the like do not count.
+    A step on two records is made first, so that memory for libraries is not counted.
     """
     variants(replace(case, batch=2))[name]()()
     step = variants(case)[name]()
     before = memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     for _ in range(3):
         step()
     return memory("VmHWM") - before
 
 
 def peak_memory(case: Case, name: str) -> float | None:
-    """`grown_by` in a process of its own."""
+    """Run `grown_by` in a separate process; None if it fails."""
     command = [sys.executable, __file__, "--memory-of", str(case), name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return float(done.stdout) if done.returncode == 0 else None
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return float(result.stdout) if result.returncode == 0 else None
 
 
 def table(results: dict[str, dict[str, dict[str, float | None]]]) -> str:
@@ -288,8 +289,8 @@ def table(results: dict[str, dict[str, dict[str, float | None]]]) -> str:
         if of_opacus:
             gains = [min(of_opacus) / rows[name]["over_sgd"] for name in ("engine", "private step")]
             lines.append(
-                f"{case:<18}faster than the best mode of Opacus: engine {gains[0]:.2f} times, "
-                f"whole private step {gains[1]:.2f} times"
+                f"{case:<18}speed-up over the best mode of Opacus: engine {gains[0]:.2f}, "
+                f"whole private step {gains[1]:.2f}"
             )
         lines.append("")
     return "\n".join(lines)
@@ -300,8 +301,8 @@ def main() -> None:
     by_name = {str(case): case for case in CASES + EXTRA}
     parser.add_argument("--cases", default=",".join(map(str, CASES)), help=", ".join(by_name))
     parser.add_argument("--repetitions", type=int, default=15)
-    parser.add_argument("--json", type=Path, help="write the numbers there as well")
-    parser.add_argument("--no-memory", action="store_true", help="leave out the peak memory")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--no-memory", action="store_true", help="do not measure the peak memory")
     parser.add_argument("--memory-of", nargs=2, metavar=("CASE", "VARIANT"), help="(internal)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -313,7 +314,7 @@ def main() -> None:
     results: dict[str, dict[str, dict[str, float | None]]] = {}
     for name in arguments.cases.split(","):
         case = by_name[name]
-        # a step of the ResNet takes seconds with Opacus
+        # With Opacus, a step of the ResNet takes seconds.
         turns, calls = (
             (min(3, arguments.repetitions), 1) if "resnet" in name else (arguments.repetitions, 3)
         )

@@ -1,10 +1,11 @@
-"""What isolation costs a deployed step: gradients with and without it, and the noise, apart.
+"""Time the isolation of records in a deployed step: gradients with and without it, and the noise.
 
     python benchmarks/isolation.py [--cases cnn-32,mlp-32] [--turns 15] [--json FILE]
 
-One thread. Both engines get the same Poisson samples in turn; ratios are medians of the ratios
-within a turn, so that a busy machine slows both alike. Times are processor time of one step, the
-least of all turns. "self-check" is paid once for each model and machine.
+Everything runs on one thread. Both engines take turns on the same Poisson samples. Ratios are
+medians of the ratios within a turn, so a busy machine slows both in the same way. A time is the
+smallest processor time of one step over all turns. `self_check_s` is spent once for each model and
+machine.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from torch.nn.functional import cross_entropy
 from noisewise.randomness import SecureRandom
 from noisewise.training import IsolatedGradients, ParameterLayout, make_engine
 from noisewise.training.local import noise_grid
-from noisewise.training.synthetic import RecordForm
+from noisewise.training.synthetic_records import RecordForm
 
 STEPS = 4
 
 
 class Narrow(Case):
-    """13 features, as the heart-disease records: layers that only padding isolates."""
+    """A model for 13 features, like the heart-disease records: only padding isolates its layers."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -52,10 +53,10 @@ def measure(case: Case, turns: int) -> dict[str, object]:
     theta = ParameterLayout.of(model).flatten(model)
     wide = type(case)(case.name, 4 * case.batch)
     inputs, targets = wide.records()
-    begun = time.process_time()
+    start = time.process_time()
     isolated = IsolatedGradients(model, cross_entropy)
     check = isolated.prepare(theta, RecordForm.of(inputs, targets))
-    checked = time.process_time() - begun
+    check_seconds = time.process_time() - start
     fast = make_engine(model, cross_entropy, isolate=False)
     total, rng = torch.zeros(len(theta), dtype=torch.float64), SecureRandom()
 
@@ -82,28 +83,28 @@ def measure(case: Case, turns: int) -> dict[str, object]:
             "noise": noise,
         }
         for name, work in works.items():
-            begun = time.process_time()
+            start = time.process_time()
             work()
-            if turn:  # the first turn warms up
-                times[name].append((time.process_time() - begun) / STEPS)
-    both = list(zip(times["without"], times["isolated"], times["noise"], strict=True))
+            if turn:  # the first turn is a warm-up
+                times[name].append((time.process_time() - start) / STEPS)
+    by_turn = list(zip(times["without"], times["isolated"], times["noise"], strict=True))
     return {
         "case": str(case),
-        "sizes": len(check.rows),
-        "self_check_s": round(checked, 2),
+        "sizes": len(check.sizes),
+        "self_check_s": round(check_seconds, 2),
         "gradients_ms": round(1e3 * min(times["without"]), 3),
         "isolated_ms": round(1e3 * min(times["isolated"]), 3),
         "noise_ms": round(1e3 * min(times["noise"]), 3),
-        "gradients_ratio": round(statistics.median(i / w for w, i, _ in both), 3),
-        "step_ratio": round(statistics.median((i + n) / (w + n) for w, i, n in both), 3),
+        "gradients_ratio": round(statistics.median(i / w for w, i, _ in by_turn), 3),
+        "step_ratio": round(statistics.median((i + n) / (w + n) for w, i, n in by_turn), 3),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", help="names as cnn-32, separated by commas")
-    parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--cases", help="names such as cnn-32, separated by commas")
+    parser.add_argument("--turns", type=int, default=15, help="number of turns of each engine")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     cases = [*CASES, Narrow("narrow", 32)]

@@ -1,11 +1,10 @@
-"""How long a ledger takes for a round (reserve and seal), and a thousand kills.
+"""Time the ledger for a round (reserve and seal), or kill clients at random moments.
 
-    python benchmarks/ledger.py                 # p50, p99 and the largest, in milliseconds
-    python benchmarks/ledger.py --growth 10000  # the last rounds against the first, and opening
-    python benchmarks/ledger.py --kills 1000    # the torture of tests/ledger_torture.py in full
+    python benchmarks/ledger.py                 # p50, p99 and largest time in milliseconds
+    python benchmarks/ledger.py --growth 10000  # compare the last rounds with the first
+    python benchmarks/ledger.py --kills 1000    # kill -9 with tests/helpers/ledger_torture.py
 
-The time is that of the wall clock, since what counts here is the disk, and beside it that of the
-processor, which other processes do not change.
+Wall-clock times include the disk. Processor times do not, and other processes hardly change them.
 """
 
 from __future__ import annotations
@@ -38,7 +37,10 @@ DELTA = 1e-4
 
 
 def one_case(folder: Path, rounds: int, size: int, *, reopen: bool) -> dict[str, Any]:
-    """Time rounds with replies of ``size`` bytes, opening the ledger for each or once."""
+    """Time rounds with replies of ``size`` bytes.
+
+    With ``reopen``, the ledger is opened in each round, otherwise once.
+    """
     path = folder / f"{rounds}-{size}-{reopen}.ledger"
     steps = rounds * CHARGE.steps
     budget = PrivacyBudget(
@@ -76,7 +78,7 @@ def one_case(folder: Path, rounds: int, size: int, *, reopen: bool) -> dict[str,
 
 
 def disk(folder: Path) -> dict[str, Any]:
-    """What the disk alone takes for writing and syncing 4 KiB at the end of a file."""
+    """Time the disk: append 4 KiB to a file and sync it."""
     times = []
     with open(folder / "disk", "wb") as file:
         for _ in range(300):
@@ -98,23 +100,23 @@ def disk(folder: Path) -> dict[str, Any]:
 
 
 def growth(folder: Path, rounds: int, *, metrics: bool) -> dict[str, Any]:
-    """Compare the rounds 10 to 109 with the last hundred, and open the ledger again.
+    """Compare rounds 10 to 109 with the last 100 rounds, and time opening the ledger afterwards.
 
-    Every round is a reservation and a seal, with ``metrics`` of two kinds: the plan's and a release
-    of noised figures. The budget is spent by the last round.
+    A round reserves and seals one training charge. With ``metrics`` it also reserves and seals a
+    charge for noised metrics. The last round uses up the budget.
     """
     path = folder / f"growth-{metrics}.ledger"
-    costs = [CHARGE, *([metrics_charge(5000.0)] if metrics else [])]
-    counts = {(cost.sample_rate, cost.noise_multiplier): rounds * cost.steps for cost in costs}
+    charges = [CHARGE, *([metrics_charge(5000.0)] if metrics else [])]
+    counts = {(one.sample_rate, one.noise_multiplier): rounds * one.steps for one in charges}
     budget = PrivacyBudget(composed_epsilon(counts, DELTA), DELTA)
     Ledger.create(path, budget, DATASET)
     busy_times, times = [], []
     with Ledger.open(path, dataset_id=DATASET, budget=budget, keep_replies=20) as ledger:
         for number in range(rounds):
             start, busy = time.perf_counter(), time.process_time()
-            for cost in costs:
+            for charge in charges:
                 instruction = instruction_hash(number.to_bytes(8, "little"))
-                granted = ledger.reserve(instruction, cost, at_most=rounds)
+                granted = ledger.reserve(instruction, charge, at_most=rounds)
                 assert isinstance(granted, Reservation)
                 ledger.seal(granted, bytes(1000))
             times.append(1000 * (time.perf_counter() - start))
@@ -125,7 +127,7 @@ def growth(folder: Path, rounds: int, *, metrics: bool) -> dict[str, Any]:
     first, last = np.median(busy_times[9:109]), np.median(busy_times[-100:])
     return {
         "rounds": rounds,
-        "entries a round": len(costs),
+        "entries a round": len(charges),
         "processor at 10 [ms]": float(first),
         "processor at the end [ms]": float(last),
         "ratio": float(last / first),
@@ -136,18 +138,22 @@ def growth(folder: Path, rounds: int, *, metrics: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, help="On the disk to measure; default: temporary.")
-    parser.add_argument("--kills", type=int, help="Kill so many clients instead of timing.")
-    parser.add_argument("--growth", type=int, help="Compare the last rounds with the first.")
-    parser.add_argument("--output", type=Path, help="A JSON file.")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--folder", type=Path, help="folder on the disk to measure (default: temporary folder)"
+    )
+    parser.add_argument("--kills", type=int, help="kill this number of clients instead of timing")
+    parser.add_argument(
+        "--growth", type=int, help="compare the last of this number of rounds with the first"
+    )
+    parser.add_argument("--output", type=Path, help="write the results to this JSON file")
     chosen = parser.parse_args()
     logging.getLogger("noisewise").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(dir=chosen.folder) as temporary:
         folder = Path(temporary)
         if chosen.kills:
-            script = Path(__file__).parents[1] / "tests" / "ledger_torture.py"
-            words = [
+            script = Path(__file__).parents[1] / "tests" / "helpers" / "ledger_torture.py"
+            command = [
                 sys.executable,
                 str(script),
                 "kills",
@@ -155,7 +161,7 @@ def main() -> None:
                 "--kills",
                 str(chosen.kills),
             ]
-            sys.exit(subprocess.run(words).returncode)
+            sys.exit(subprocess.run(command).returncode)
         rows = (
             [
                 growth(folder, chosen.growth, metrics=False),

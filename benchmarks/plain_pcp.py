@@ -1,4 +1,4 @@
-"""Principal component pursuit as it is usually written: a full SVD in every iteration."""
+"""Principal component pursuit in its usual form, with a full SVD in every iteration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class PlainRun:
-    """What a plain run reached, and what it cost."""
+    """Result and time of a plain run."""
 
     iterations: int
     residual: float
@@ -30,23 +30,29 @@ def plain_pcp(
     svd: bool = True,
     step: float = 1.0,
 ) -> PlainRun:
-    """Alternating directions with mu = p n / (4 sum |M|) (Candes et al. 2011), nothing else.
+    """Run alternating directions with mu = p n / (4 sum |M|) (Candes et al. 2011).
+
+    The run stops when the residual ||M - L - S|| / ||M|| is at most ``tolerance`` and the objective
+    is within 1e-4 of ``objective``.
 
     Args:
         M: [p, n].
-        tolerance: stop when ||M - L - S|| / ||M|| is below ...
-        objective: ... and the objective within 1e-4 of this one (looked at every 50 iterations).
-        iterations: stop there.
-        svd: False takes the singular vectors from the n x n Gram matrix. The iterates are the same;
-            it is how the number of iterations is counted without waiting for the SVDs.
-        step: multiplies mu. Ours is 11 to 20 lambda, which a plain solver could use as well.
+        tolerance: largest residual.
+        objective: optimal objective; None to check the residual only.
+        iterations: largest number of iterations.
+        svd: False computes the singular vectors from the n x n Gram matrix. The iterates are the
+            same, so the iterations can be counted without waiting for the SVDs.
+        step: factor of mu. Our solver uses 11 to 20 lambda; a plain solver could do so as well.
+
+    Returns:
+        The last iterate's measures, and the processor time of an iteration.
     """
     p, n = M.shape
     lam = 1 / math.sqrt(max(p, n))
     mu = step * p * n / (4 * float(np.abs(M).sum(dtype=np.float64)))
     norm = float(np.linalg.norm(M))
     S, Y = np.zeros_like(M), np.zeros_like(M)
-    spent, done, residual, reached = 0.0, 0, math.inf, math.inf
+    seconds, done, residual, value = 0.0, 0, math.inf, math.inf
     while done < iterations:
         start = time.process_time()
         L, nuclear = _threshold(M - S + Y / mu, 1 / mu, svd)
@@ -55,15 +61,15 @@ def plain_pcp(
         rest = M - L - S
         Y = Y + mu * rest
         residual = float(np.linalg.norm(rest)) / norm
-        spent += time.process_time() - start
+        seconds += time.process_time() - start
         done += 1
         if residual <= tolerance or done % 50 == 0:
-            reached = nuclear + lam * float(np.abs(M - L).sum(dtype=np.float64))
-            close = objective is None or abs(reached / objective - 1) <= 1e-4
+            value = nuclear + lam * float(np.abs(M - L).sum(dtype=np.float64))
+            close = objective is None or abs(value / objective - 1) <= 1e-4
             if residual <= tolerance and close:
                 break
     energy = np.sum(S.astype(np.float64) ** 2, axis=0)
-    return PlainRun(done, residual, reached, energy, spent / done)
+    return PlainRun(done, residual, value, energy, seconds / done)
 
 
 def _threshold(

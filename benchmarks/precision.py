@@ -1,10 +1,11 @@
-"""Precision of the estimators on real first-round updates of the paper's CNN.
+"""Measure the precision of the estimators on first-round updates of the paper's CNN.
 
-    python benchmarks/precision.py --updates FOLDER              # npz with updates and variance
-    python benchmarks/precision.py --train --save FOLDER         # MNIST; trains 36 x 20 clients
+    python benchmarks/precision.py --updates FOLDER       # npz files with updates and variance
+    python benchmarks/precision.py --train --save FOLDER  # trains 36 times 20 clients on MNIST
 
-Excess noise over the oracle (1 is perfect), L1 error of the weights and the factor common to all
-clients, for Dist1 .. Dist9, iid and two labels per client, epsilons x1 and x10.
+The table shows the excess noise relative to the oracle (1 is the optimum), the L1 error of the
+weights, and the factor of the estimate that is common to all clients. The updates are for Dist1 to
+Dist9, iid and with two labels per client, with the authors' epsilons and ten times these.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ ESTIMATORS: dict[str, Callable[[], Estimator]] = {
 def trained_updates(
     dists: Iterable[str], kinds: Iterable[str], scales: Iterable[float], accountant: str, n: int
 ) -> Iterator[Updates]:
-    """First-round updates of n clients with the authors' epsilons and batches, on MNIST."""
-    # Imported here: the benchmark on stored updates needs neither data nor training.
+    """Train n clients for one round on MNIST, with the authors' epsilons and batch sizes."""
+    # Imported here, because stored updates need neither data nor training.
     from noisewise.data import authors_population, load_dataset, make_specs, split_dataset
     from noisewise.noise import update_noise_variance
     from noisewise.privacy import make_plan
@@ -89,7 +90,7 @@ def trained_updates(
 
 
 def precision(updates: Updates, name: str) -> dict[str, Any]:
-    """How far one estimator's weights are from the oracle's."""
+    """Compare one estimator's weights with the oracle's; returns a row of the table."""
     start = time.process_time()
     estimate = ESTIMATORS[name]().estimate(updates.values)
     weights = inverse_variance_weights(estimate.variance)
@@ -107,19 +108,21 @@ def precision(updates: Updates, name: str) -> dict[str, Any]:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--updates", type=Path, help="folder of npz with updates and variance")
-    options.add_argument("--train", action="store_true", help="train the updates first")
-    options.add_argument("--save", type=Path, help="keep the trained updates in this folder")
-    options.add_argument("--dists", default=",".join(DISTS))
-    options.add_argument("--kinds", default="iid,two")
-    options.add_argument("--scales", default="1,10")
+    options.add_argument(
+        "--updates", type=Path, help="folder of npz files with updates and variance"
+    )
+    options.add_argument("--train", action="store_true", help="train clients to get updates")
+    options.add_argument("--save", type=Path, help="store the trained updates in this folder")
+    options.add_argument("--dists", default=",".join(DISTS), help="populations to train")
+    options.add_argument("--kinds", default="iid,two", help="iid, or two labels per client")
+    options.add_argument("--scales", default="1,10", help="factors of the epsilons")
     options.add_argument("--clients", type=int, default=20, choices=[20, 40, 60])
-    options.add_argument("--accountant", default="pld")
+    options.add_argument("--accountant", default="pld", help="pld, rdp or moments")
     options.add_argument("--estimators", default=",".join(name for name in ESTIMATORS))
     options.add_argument("--output", type=Path, default=Path("runs/bench/precision.json"))
     chosen = options.parse_args()
     if not chosen.train and chosen.updates is None:
-        options.error("say --updates FOLDER or --train")
+        options.error("--updates FOLDER or --train is required")
     torch.set_num_threads(1)
     source: Iterable[Updates]
     if chosen.train:
@@ -129,26 +132,26 @@ def main() -> None:
         source = trained_updates(dists, kinds, scales, chosen.accountant, chosen.clients)
     else:
         source = from_folder(chosen.updates)
-    wanted = [name for name in ESTIMATORS if name in chosen.estimators]
+    estimators = [name for name in ESTIMATORS if name in chosen.estimators]
     rows: list[dict[str, Any]] = []
     for updates in source:
         if chosen.save:
             chosen.save.mkdir(parents=True, exist_ok=True)
             path = chosen.save / f"{updates.name}.npz"
             np.savez(path, updates=updates.values, variance=updates.variance)
-        rows += [precision(updates, name) for name in wanted]
-        print(table(rows[-len(wanted) :]), flush=True)
+        rows += [precision(updates, name) for name in estimators]
+        print(table(rows[-len(estimators) :]), flush=True)
     worst = [
         {
             "estimator": name,
             "updates": kind,
-            "largest excess": max(found),
-            "mean excess": float(np.mean(found)),
+            "largest excess": max(excesses),
+            "mean excess": float(np.mean(excesses)),
         }
-        for name in wanted
+        for name in estimators
         for kind in sorted({row["updates"].partition("_")[2] for row in rows})
         if (
-            found := [
+            excesses := [
                 row["excess"]
                 for row in rows
                 if row["estimator"] == name and row["updates"].partition("_")[2] == kind

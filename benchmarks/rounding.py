@@ -1,12 +1,14 @@
-"""What decides how torch rounds a record's row, and what hostile parameters make of it.
+"""Show what the rounding of a record's row depends on, and how hostile parameters can amplify it.
 
     python benchmarks/rounding.py [--threads 1] [--seconds 6] [--part rows|sizes|search]
 
-``rows``: for single operations, how many of 64 rows change if the batch has another size, if every
-row moves by one place, or if the data start 4 bytes later. ``sizes``: which batch sizes the
-self-check accepts for small models of every kind. ``search``: the largest change by one record that
-`hostile_search` finds, with the simulator's engine and with that of a deployed client.
-Set ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA or MKL_CBWR to see other instructions.
+- ``rows``: for single operations, how many of 64 rows change if the batch has another size, if
+  every row moves by one position, or if the data start 4 bytes later in memory.
+- ``sizes``: which batch sizes the self-check accepts for small models of every kind.
+- ``search``: the largest change by one record that `hostile_search` finds, with the simulator's
+  engine and with the engine of a deployed client.
+
+Set ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA or MKL_CBWR to test other instruction sets.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from torch.nn.functional import cross_entropy
 from noisewise.federation.hostile_audit import hostile_search
 from noisewise.training import IsolatedGradients, ParameterLayout, make_engine
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 from hostile_models import MODELS, made
 
 COUNT = 64
@@ -34,7 +36,7 @@ SMALLER = (1, 2, 3, 4, 5, 8, 12, 16, 20, 32, 48)
 
 
 def both_ways(layer: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Output and gradient at the input, side by side."""
+    """Return a function that computes a layer's output and input gradient, side by side."""
 
     def run(x: Tensor) -> Tensor:
         leaf = x.detach().requires_grad_()
@@ -47,9 +49,10 @@ def both_ways(layer: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def operations() -> dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]]:
-    found: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {}
+    """Functions and the shapes of their records, by name."""
+    cases: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {}
     for inputs, outputs in ((784, 64), (64, 10), (100, 30), (13, 4), (512, 512)):
-        found[f"linear {inputs} to {outputs}"] = nn.Linear(inputs, outputs), (inputs,)
+        cases[f"linear {inputs} to {outputs}"] = nn.Linear(inputs, outputs), (inputs,)
     for last in (False, True):
         for inside, outside, size in ((1, 16, 28), (16, 32, 14), (64, 64, 8)):
             form = torch.channels_last if last else torch.contiguous_format
@@ -59,22 +62,23 @@ def operations() -> dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]
                 return layer(x.contiguous(memory_format=form))
 
             name = f"convolution {inside} to {outside}{', channels last' if last else ''}"
-            found[name] = convolve, (inside, size, size)
+            cases[name] = convolve, (inside, size, size)
     for function in (
         torch.sigmoid, functional.silu, functional.softplus, functional.elu, functional.mish,
         functional.gelu, torch.tanh, torch.exp, torch.erf,
     ):  # fmt: skip
-        found[f"{function.__name__} of 7 values"] = function, (7,)
-    found["gelu (tanh) of 7 values"] = lambda x: functional.gelu(x, approximate="tanh"), (7,)
-    found["softmax of 7 values"] = lambda x: torch.softmax(x, 1), (7,)
-    found["GroupNorm"] = nn.GroupNorm(4, 8), (8, 5, 5)
-    found["LayerNorm"] = nn.LayerNorm(33), (33,)
-    found["mean over positions"] = lambda x: x.mean((2, 3)), (8, 5, 5)
-    return found
+        cases[f"{function.__name__} of 7 values"] = function, (7,)
+    cases["gelu (tanh) of 7 values"] = lambda x: functional.gelu(x, approximate="tanh"), (7,)
+    cases["softmax of 7 values"] = lambda x: torch.softmax(x, 1), (7,)
+    cases["GroupNorm"] = nn.GroupNorm(4, 8), (8, 5, 5)
+    cases["LayerNorm"] = nn.LayerNorm(33), (33,)
+    cases["mean over positions"] = lambda x: x.mean((2, 3)), (8, 5, 5)
+    return cases
 
 
 def print_rows() -> None:
-    print(f"{'operation':<38} {'position':>8} {'alignment':>9}  other sizes (rows that change)")
+    print("number of rows that change with their position, alignment and the size of the batch")
+    print(f"{'operation':<38} {'position':>8} {'alignment':>9}  batch size: rows")
     generator = torch.Generator().manual_seed(0)
     for name, (layer, shape) in operations().items():
         run = both_ways(layer)
@@ -85,12 +89,13 @@ def print_rows() -> None:
         shifted = memory[1 : 1 + x.numel()].view(x.shape)
         shifted.copy_(x)
         sizes = {n: changed(run(x[:n].clone()), rows[:n]) for n in SMALLER}
-        words = ", ".join(f"{n}: {k}" for n, k in sizes.items() if k) or "none"
+        by_size = ", ".join(f"{n}: {k}" for n, k in sizes.items() if k) or "none"
         position, alignment = changed(moved.roll(-1, 0), rows), changed(run(shifted), rows)
-        print(f"{name:<38} {position:>8} {alignment:>9}  {words}")
+        print(f"{name:<38} {position:>8} {alignment:>9}  {by_size}")
 
 
 def changed(one: Tensor, other: Tensor) -> int:
+    """Return the number of rows that differ."""
     return int((one != other).any(1).sum())
 
 
@@ -99,7 +104,7 @@ def print_sizes() -> None:
         model, form = made(name)
         theta = ParameterLayout.of(model).flatten(model)
         check = IsolatedGradients(model, cross_entropy).prepare(theta, form)
-        print(f"{name:<12} {len(check.rows):>3} sizes: {check.rows[0]} to {check.rows[-1]}")
+        print(f"{name:<12} {len(check.sizes):>3} sizes: {check.sizes[0]} to {check.sizes[-1]}")
 
 
 def print_search(seconds: float) -> None:
@@ -109,16 +114,18 @@ def print_search(seconds: float) -> None:
         ratios = []
         for isolate in (False, True):
             engine = make_engine(model, cross_entropy, isolate=isolate)
-            found = hostile_search(model, cross_entropy, form, engine=engine, seconds=seconds)
-            ratios.append(found.ratio)
+            search = hostile_search(model, cross_entropy, form, engine=engine, seconds=seconds)
+            ratios.append(search.ratio)
         print(f"{name:<12} {ratios[0]:>12.7f} {ratios[1]:>12.7f}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--part", choices=("rows", "sizes", "search"), action="append")
+    parser.add_argument("--seconds", type=float, default=6.0, help="duration of each search")
+    parser.add_argument(
+        "--part", choices=("rows", "sizes", "search"), action="append", help="default: all parts"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)

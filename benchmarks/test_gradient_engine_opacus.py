@@ -1,4 +1,4 @@
-"""Opacus computes the same clipped sums.
+"""Compare our clipped sums with those of Opacus.
 
 pip install 'noisewise[bench]'; python -m pytest benchmarks/test_gradient_engine_opacus.py
 """
@@ -20,14 +20,14 @@ from noisewise.training.parameters import ParameterLayout
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-# Opacus gives the padding row of an embedding a gradient, where torch gives none: not compared.
+# No case with a padding row: Opacus computes a gradient for it, torch does not.
 NAMES = ["mlp", "linear on short sequences", "conv 3x3", "conv stride", "conv groups",
          "conv dilation", "conv1d", "group norm", "layer norm", "instance norm 2d",
          "embedding of one token"]  # fmt: skip
 
 
 def opacus_sum(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, clip: float):
-    """What DPOptimizer would add noise to."""
+    """The clipped sum to which Opacus' DPOptimizer adds noise."""
     wrapped = opacus.GradSampleModule(copy.deepcopy(model))
     optimiser = opacus.optimizers.DPOptimizer(
         torch.optim.SGD(wrapped.parameters(), lr=1.0),
@@ -48,7 +48,7 @@ def check(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, clip: f
     total = engine.clipped_sum(theta, inputs, targets, clip)
     expected = opacus_sum(model, inputs, targets, clip)
     assert engine.fallback_reason is None
-    # Opacus divides by the norm plus 1e-6
+    # The tolerance allows for Opacus dividing by the norm plus 1e-6.
     assert float((total - expected).norm()) < 2e-5 * float(expected.norm())
 
 

@@ -1,4 +1,7 @@
-"""Your own arrays or torch Dataset over simulated clients: `python examples/own_arrays.py`."""
+"""Split your own arrays or torch Dataset over simulated clients, and train.
+
+Run it with `python examples/own_arrays.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ def main() -> None:
     targets = rng.integers(3, size=3000)
     inputs = centres[targets] + rng.normal(size=(3000, 5))
 
-    # Arrays of any numeric type. A torch Dataset that gives (input, class) serves as well:
+    # Arrays can have any numeric type. A torch Dataset of (input, class) pairs gives the same:
     data = dataset_from_arrays(inputs, targets, name="three clouds")
     same = dataset_from_torch(TensorDataset(torch.tensor(inputs), torch.tensor(targets)))
     assert np.array_equal(data.train.inputs, same.train.inputs)
@@ -30,7 +33,9 @@ def main() -> None:
     for name in ("RobustHDP", "DPFedAvg"):
         method = nw.make_method(name)
         plans = nw.plan_clients(specs, method, rounds=5, clip_norm=1.0, accountant="rdp")
-        result = nw.simulate(nw.make_clients(specs, clients), plans, method, model, settings)
+        result = nw.simulate(
+            nw.Prepared(nw.make_clients(specs, clients), plans, method, model, settings)
+        )
         last = result.rounds[-1]
         print(
             f"{name:>9}: mean accuracy {100 * last.mean_accuracy:.1f} %, "

@@ -1,7 +1,7 @@
-"""Your own data and your own model: one CSV file for each site, a torch module, ten lines.
+"""Train your own torch module on your own data, with one CSV file for each site.
 
-Run it with `python examples/own_data.py [FOLDER]`. Without a folder it makes one with three sites
-and a made-up outcome, so that there is something to look at.
+Run it with `python examples/own_data.py [FOLDER]`. Without a folder, the script creates synthetic
+records of three sites in a temporary folder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EPSILONS = [2.0, 4.0, 8.0]  # one for each site, in the order of the file names
 
 
 def make_up_sites(folder: Path) -> None:
-    """Three sites of different size; the outcome depends on two of the four columns."""
+    """Write CSV files of three sites; the outcome depends on two of the four columns."""
     rng = np.random.default_rng(0)
     for name, n in [("north", 900), ("south", 600), ("west", 300)]:
         table = rng.normal(size=(n, 4))
@@ -33,7 +33,7 @@ def make_up_sites(folder: Path) -> None:
 
 
 def small_net(input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
-    """Any module without BatchNorm will do."""
+    """Return the model; any module without BatchNorm works."""
     return nn.Sequential(nn.Linear(input_shape[0], 8), nn.Tanh(), nn.Linear(8, n_classes))
 
 
@@ -48,7 +48,7 @@ def main(folder: Path) -> None:
     shape = data[0].train.inputs.shape[1:]
     model = nw.make_model(small_net, shape, count_classes(data), seed=0)
     settings = nw.TrainingSettings(rounds=10, learning_rate=0.2)
-    result = nw.simulate(nw.make_clients(specs, data), plans, method, model, settings, seed=0)
+    result = nw.simulate(nw.Prepared(nw.make_clients(specs, data), plans, method, model, settings))
 
     last = result.rounds[-1]
     print(f"\nafter {last.round} rounds: mean accuracy {100 * last.mean_accuracy:.1f} %")

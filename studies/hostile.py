@@ -1,17 +1,17 @@
-"""Attackers that follow the noise policy against the guarded methods, resumably.
+"""Run attackers that follow the noise policy against the guarded methods.
 
     python studies/hostile.py settings adaptive honest frontier more    # run what is missing
     python studies/hostile.py --tables                                  # print the tables
 
 MNIST, softmax regression, Dist6, 20 clients with mixed batches, 30 rounds; the attackers are the
-first f clients. Every run leaves one small JSON file under studies/results/hostile/; a run that has
-one is not repeated. Runs that share records and seed train in lock step. The parts:
+first f clients. The result of a run is one line of studies/results/hostile.jsonl; the command skips
+runs that have a result. Runs that share records and seed train in lock step. The parts:
 
 - settings: both methods behind the guard, under the three attacks of `noisewise attacks` that
   follow the policy; S1 has all records and a rate of 0.01, S2 has 20,000 records and 0.03.
   (Robust-HDP estimates by norms here, which is as good at this noise and faster than `pcp`.)
 - adaptive: attackers that know the guard (`ADAPTIVE`), which the package does not contain.
-- honest: no attack; two labels a client, sites of unequal size (settings of S1).
+- honest: no attack; two labels per client, sites of unequal size (settings of S1).
 - frontier: numbers of records and learning rates.
 - more: more attackers, also more than the guard tolerates.
 """
@@ -32,30 +32,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from result_store import ResultFile
 from torch import Tensor
 
 from noisewise.aggregation.base import Aggregation, Disclosure, ServerView, State, UpdateMatrix
-from noisewise.aggregation.methods import make_method
 from noisewise.experiments.config import AttackConfig, MethodConfig, load_config
-from noisewise.experiments.runner import Job, run
-from noisewise.experiments.setup import (
-    make_initial_model,
-    make_plans,
-    make_population,
-    under_policy,
-)
+from noisewise.experiments.prepare import prepare
+from noisewise.experiments.runner import run
 from noisewise.federation.attacks import Attack
+from noisewise.federation.executors import Execution
 from noisewise.federation.lockstep import MakeExecutor, in_lock_step
 from noisewise.federation.results import RunResult
-from noisewise.federation.settings import TrainingSettings
 from noisewise.federation.simulation import simulate
 from noisewise.noise.gram import gram_matrix
 from noisewise.randomness import keyed_generator
-from noisewise.storage import write_atomic
-from noisewise.training.parameters import ParameterLayout
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "studies" / "results" / "hostile"
+KEY = ("part", "setting", "method", "attack", "attackers", "tolerated", "seed")
+RESULTS = ResultFile(ROOT / "studies" / "results" / "hostile.jsonl", KEY)
 CONFIG = ROOT / "configs" / "attacks.toml"
 ATTACKS = ("sign_flip_at_floor", "antisign", "fixed")
 TOGETHER = 32  # runs in lock step
@@ -73,8 +67,19 @@ RECORDS, RATES = (8000, 20000, 60000), (0.003, 0.01, 0.03, 0.1)
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One run: a method under an attack of f clients, behind a guard that tolerates so many."""
+class HostileRun:
+    """One run of a method under an attack.
+
+    Attributes:
+        part: the part of the study.
+        setting: the name of the overrides.
+        method: the name of the method.
+        attack: ``none``, one of `ATTACKS` or one of `ADAPTIVE`.
+        attackers: how many clients attack.
+        tolerated: how many attackers the guard tolerates; 0 is no guard.
+        seed: the seed of the run.
+        overrides: config fields that differ from configs/attacks.toml.
+    """
 
     part: str
     setting: str
@@ -86,17 +91,15 @@ class Cell:
     overrides: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def file(self) -> Path:
-        """Where the result goes."""
-        words = (self.setting, self.method, self.attack, self.attackers, self.tolerated, self.seed)
-        return RESULTS / self.part / ("-".join(map(str, words)).replace(" ", "_") + ".json")
+    def key(self) -> dict[str, Any]:
+        """The fields that identify the line of its result."""
+        return {name: getattr(self, name) for name in KEY}
 
     @property
     def accuracy(self) -> float:
-        """In percent; NaN where the run is missing."""
-        return (
-            float(json.loads(self.file.read_text())["accuracy"]) if self.file.exists() else math.nan
-        )
+        """The accuracy in percent; NaN if the result is missing."""
+        result = RESULTS.get(self.key)
+        return math.nan if result is None else float(result["accuracy"])
 
 
 @dataclass(frozen=True)
@@ -240,24 +243,26 @@ def _common_energy(updates: Tensor) -> float:
     return float((gram * weights).sum() / weights.sum())
 
 
-def cells(part: str) -> Iterator[Cell]:
-    """All runs of a part."""
+def runs_of(part: str) -> Iterator[HostileRun]:
+    """Return all runs of a part."""
     if part == "settings":
         for (name, over), seed, method in itertools.product(
             (("S2", S2), ("S1", S1)), (0, 1), METHODS
         ):
-            yield Cell(part, name, method, "none", 0, 0, seed, over)
+            yield HostileRun(part, name, method, "none", 0, 0, seed, over)
             for f, attack in itertools.product((1, 3), ("none", *ATTACKS)):
-                yield Cell(part, name, method, attack, 0 if attack == "none" else f, f, seed, over)
+                yield HostileRun(
+                    part, name, method, attack, 0 if attack == "none" else f, f, seed, over
+                )
     elif part == "adaptive":
         for seed, f, attack in itertools.product((0, 1), (1, 3), ADAPTIVE):
-            yield Cell(part, "S2", "NoiseWise", attack, f, f, seed, S2)
+            yield HostileRun(part, "S2", "NoiseWise", attack, f, f, seed, S2)
     elif part == "honest":
         for seed, (data, over), method in itertools.product((0, 1), DATA.items(), METHODS):
             if (data, seed) == ("very unequal", 1):
                 continue  # a site has fewer records than its batch size
             for tolerated in (0, 1, 3):
-                yield Cell(part, data, method, "none", 0, tolerated, seed, over)
+                yield HostileRun(part, data, method, "none", 0, tolerated, seed, over)
     elif part == "frontier":
         for records, rate in itertools.product(RECORDS, RATES):
             over = {"training.learning_rate": rate}
@@ -266,129 +271,123 @@ def cells(part: str) -> Iterator[Cell]:
             name = f"{records} records, rate {rate}"
             for f, attack in itertools.product((1, 3), ("none", *ATTACKS[:2])):
                 hostile = 0 if attack == "none" else f
-                yield Cell(part, name, "NoiseWise", attack, hostile, f, 0, over)
+                yield HostileRun(part, name, "NoiseWise", attack, hostile, f, 0, over)
     elif part == "more":
         for (f, tolerated), attack in itertools.product(MORE, ATTACKS[:2]):
-            yield Cell(part, "S2", "NoiseWise", attack, f, tolerated, 0, S2)
+            yield HostileRun(part, "S2", "NoiseWise", attack, f, tolerated, 0, S2)
     else:
         raise SystemExit(f"{part}: must be settings, adaptive, honest, frontier or more")
 
 
-def play(cell: Cell, executor: MakeExecutor) -> RunResult:
-    """One run of a cell."""
-    over = {**cell.overrides, "seed": cell.seed, "policy.tolerated_attackers": cell.tolerated}
-    config = load_config(CONFIG, over | {"training.evaluate_every": 30})
-    job = Job(MethodConfig(name=cell.method, options=OPTIONS[cell.method]), cell.seed)
-    ids = [f"client-{k:02d}" for k in range(cell.attackers)]
-    if cell.attack in ATTACKS:
+def play(wanted: HostileRun, executor: MakeExecutor) -> RunResult:
+    """Run one of the study's runs."""
+    over = {**wanted.overrides, "seed": wanted.seed}
+    over |= {"policy.tolerated_attackers": wanted.tolerated, "training.evaluate_every": 30}
+    config = load_config(CONFIG, over)
+    method = MethodConfig(name=wanted.method, options=OPTIONS[wanted.method])
+    ids = [f"client-{k:02d}" for k in range(wanted.attackers)]
+    if wanted.attack in ATTACKS:
         config = config.model_copy(
-            update={"attacks": [AttackConfig(kind=cell.attack, clients=ids)]}
+            update={"attacks": [AttackConfig(kind=wanted.attack, clients=ids)]}
         )
-    if cell.attack not in ADAPTIVE:
-        return run(config, job, executor=executor)
-    clients, model = make_population(config, cell.seed), make_initial_model(config, cell.seed)
-    method = make_method(cell.method, OPTIONS[cell.method])
-    plans = make_plans(config, clients, method)
-    rate = config.training.learning_rate
-    method, floor = under_policy(config, method, plans, ParameterLayout.of(model).size, rate)
-    assert floor is not None
-    hostile = Hostile(method.aggregator, ADAPTIVE[cell.attack], cell.attackers, floor, cell.seed)
-    return simulate(
-        clients,
-        plans,
-        replace(method, aggregator=hostile),
-        model,
-        TrainingSettings(config.training.rounds, rate, evaluate_every=30),
-        seed=cell.seed,
-        executor=executor,
+    if wanted.attack not in ADAPTIVE:
+        return run(config, method, wanted.seed, executor=executor)
+    honest = prepare(config, method, wanted.seed)
+    attack, guarded = ADAPTIVE[wanted.attack], honest.method
+    hostile = Hostile(guarded.aggregator, attack, wanted.attackers, honest.floor, wanted.seed)
+    prepared = replace(
+        honest,
+        method=replace(guarded, aggregator=hostile),
         attacks=[Attack("sign_flip", tuple(ids))],
-        noise_floor=floor,
     )
+    return simulate(prepared, execution=Execution(executor=executor))
 
 
 def run_part(part: str) -> None:
     """Run what is missing of a part."""
-    missing = [cell for cell in cells(part) if not cell.file.exists()]
+    missing = [wanted for wanted in runs_of(part) if RESULTS.get(wanted.key) is None]
 
-    def records(cell: Cell) -> str:
-        shared = {k: v for k, v in cell.overrides.items() if k != "training.learning_rate"}
-        return json.dumps([cell.seed, shared], sort_keys=True)
+    def records(wanted: HostileRun) -> str:
+        shared = {k: v for k, v in wanted.overrides.items() if k != "training.learning_rate"}
+        return json.dumps([wanted.seed, shared], sort_keys=True)
 
     for _, several in itertools.groupby(sorted(missing, key=records), key=records):
         group = list(several)
         for start in range(0, len(group), TOGETHER):
-            some = group[start : start + TOGETHER]
-            plays = [lambda make, cell=cell: play(cell, make) for cell in some]
-            for cell, result in zip(some, in_lock_step(plays), strict=True):
-                _write(cell, result)
-            print(f"{part}: {len(some)} runs of {some[0].setting}, seed {some[0].seed}", flush=True)
+            batch = group[start : start + TOGETHER]
+            plays = [lambda make, wanted=wanted: play(wanted, make) for wanted in batch]
+            for wanted, result in zip(batch, in_lock_step(plays), strict=True):
+                _write(wanted, result)
+            first = batch[0]
+            print(f"{part}: {len(batch)} runs of {first.setting}, seed {first.seed}", flush=True)
 
 
-def _write(cell: Cell, result: RunResult) -> None:
-    ids = {f"client-{k:02d}" for k in range(cell.attackers)}
+def _write(played: HostileRun, result: RunResult) -> None:
+    ids = {f"client-{k:02d}" for k in range(played.attackers)}
     weight = [sum(record.weights.get(client, 0.0) for client in ids) for record in result.rounds]
     refused = sum(len(record.dropped.keys() - ids) for record in result.rounds)
     content = {
         "accuracy": round(100 * result.rounds[-1].mean_accuracy, 2),
-        "attackers' weight": round(float(np.mean(weight)), 4),
-        "honest updates refused": refused,
+        "attackers_weight": round(float(np.mean(weight)), 4),
+        "honest_updates_refused": refused,
         "status": result.status,
         "date": datetime.date.today().isoformat(),
         "machine": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
     }
-    cell.file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(cell.file, (json.dumps(content, indent=1) + "\n").encode())
+    RESULTS.add(played.key | content)
 
 
 def tables() -> str:
-    """Markdown tables of all results."""
+    """Return Markdown tables of all results."""
     lines: list[str] = []
 
     def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         lines.extend(["", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)])
         lines.extend("| " + " | ".join(row) + " |" for row in rows)
 
-    def mean(some: Sequence[Cell]) -> str:
-        values = [cell.accuracy for cell in some]
+    def accuracies(runs: Sequence[HostileRun]) -> str:
+        values = [r.accuracy for r in runs]
         return " / ".join("" if math.isnan(v) else f"{v:.1f}" for v in values)
 
-    def pick(part: str, **wanted: Any) -> list[Cell]:
-        return [c for c in cells(part) if all(getattr(c, k) == v for k, v in wanted.items())]
+    def pick(part: str, **wanted: Any) -> list[HostileRun]:
+        return [r for r in runs_of(part) if all(getattr(r, k) == v for k, v in wanted.items())]
 
     rows = []
     for setting, method, f in itertools.product(("S1", "S2"), METHODS, (1, 3)):
         wanted = {"setting": setting, "method": method}
-        bare = mean(pick("settings", attack="none", tolerated=0, **wanted))
-        alone = mean(pick("settings", attack="none", tolerated=f, **wanted))
-        under = [mean(pick("settings", attack=a, attackers=f, **wanted)) for a in ATTACKS]
+        bare = accuracies(pick("settings", attack="none", tolerated=0, **wanted))
+        alone = accuracies(pick("settings", attack="none", tolerated=f, **wanted))
+        under = [accuracies(pick("settings", attack=a, attackers=f, **wanted)) for a in ATTACKS]
         rows.append([setting, method, str(f), bare, alone, *under])
     heads = ["setting", "method", "f", "no guard, no attack", "no attack"]
     table([*heads, "flip at floor", *ATTACKS[1:]], rows)
     rows = [
-        [name, *(mean(pick("adaptive", attack=name, attackers=f)) for f in (1, 3))]
+        [name, *(accuracies(pick("adaptive", attack=name, attackers=f)) for f in (1, 3))]
         for name in ADAPTIVE
     ]
     table(["attack, S2, guarded NoiseWise", "1 of 20", "3 of 20"], rows)
     rows = [
-        [data, method, *(mean(pick("honest", setting=data, method=method, tolerated=f))
+        [data, method, *(accuracies(pick("honest", setting=data, method=method, tolerated=f))
                          for f in (0, 1, 3))]
         for data, method in itertools.product(DATA, METHODS)
     ]  # fmt: skip
     table(["data", "method", "no guard", "guard, f = 1", "guard, f = 3"], rows)
     rows = []
-    for setting in dict.fromkeys(cell.setting for cell in cells("frontier")):
+    for setting in dict.fromkeys(r.setting for r in runs_of("frontier")):
         row = [setting]
         for f in (1, 3):
-            row += [mean(pick("frontier", setting=setting, attack="none", tolerated=f))]
+            row += [accuracies(pick("frontier", setting=setting, attack="none", tolerated=f))]
             row += [
-                mean(pick("frontier", setting=setting, attack=a, attackers=f)) for a in ATTACKS[:2]
+                accuracies(pick("frontier", setting=setting, attack=a, attackers=f))
+                for a in ATTACKS[:2]
             ]
         rows.append(row)
     names = ["no attack", "flip", "antisign"]
     table(["records, rate", *(f"{a}, f = {f}" for f in (1, 3) for a in names)], rows)
     rows = [
         [str(f), str(tolerated), *(
-            mean(pick("more", attackers=f, tolerated=tolerated, attack=a)) for a in ATTACKS[:2]
+            accuracies(pick("more", attackers=f, tolerated=tolerated, attack=a))
+            for a in ATTACKS[:2]
         )]
         for f, tolerated in MORE
     ]  # fmt: skip

@@ -2,26 +2,28 @@
 
     python studies/tables.py
 
-Everything between the two marks in the page is replaced; cells that are not there yet are left
-empty, and the number of cells is said. Every column of the main tables also becomes a config with
-the learning rates that the pilots chose, in configs/study/chosen/, for `noisewise compare`.
+The command replaces everything between the two marks in the page. Table cells without results stay
+empty, and the page says how many runs are missing. Every column of the main tables also becomes a
+config with the learning rates that the pilots chose, in configs/study/chosen/, for
+`noisewise compare`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from method import HALF, PARTS, one_round, result_file
+from method import HALF, PARTS, one_round, result_file, result_of
 from numpy.typing import ArrayLike
 
 from noisewise.experiments.config import dump_config, load_config
-from noisewise.experiments.paper.published import published_table
-from noisewise.report.chart import MUTED, label_ends, method_looks, new_axes, save_figure
+from noisewise.paper.published import published_table
+from noisewise.report.chart import MUTED, label_ends, method_styles, new_axes, save_figure
 from noisewise.storage import write_atomic
 
 ROOT = Path(__file__).parents[1]
@@ -30,21 +32,20 @@ BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 METHODS = ["NoiseWise", "RobustHDP", "WeiAvg", "BudgetAvg", "DPFedAvg", "PFA", "MinEpsilon"]
 CNN_ROWS = ["NoiseWise", HALF, "RobustHDP", "WeiAvg"]
 DISTS = [f"Dist{k}" for k in range(1, 10)]
-Cells = dict[tuple[str, str], list[dict[str, Any]]]
+Cells = dict[tuple[str, str], list[dict[str, Any]]]  # runs of each table cell (column, row)
 
 
 def read(part: str) -> Cells:
-    """Results of a part by (first word of the cell, rest of it), ordered by seed."""
-    found: Cells = defaultdict(list)
-    for file in sorted((RESULTS / part).glob("*.json")):
-        content = json.loads(file.read_text())
-        dist, _, rest = content["cell"].partition("-")
-        found[dist, rest].append(content)
-    return found
+    """Return the results of a part by (population, method), ordered by name and seed."""
+    cells: Cells = defaultdict(list)
+    for result in result_file(part).read():
+        dist, _, rest = result["name"].partition("-")
+        cells[dist, rest].append(result)
+    return cells
 
 
 def accuracy(runs: list[dict[str, Any]]) -> str:
-    """Mean in percent, with the standard error where there are several seeds."""
+    """Return the mean in percent, with the standard error if there are several seeds."""
     values = 100 * np.array([run["accuracy"] for run in runs])
     note = " †" if any(run["status"] == "diverged" for run in runs) else ""
     if len(values) < 2:
@@ -53,7 +54,7 @@ def accuracy(runs: list[dict[str, Any]]) -> str:
 
 
 def grid(cells: Cells, rows: list[str], columns: list[str], corner: str) -> list[str]:
-    """A Markdown table of accuracies."""
+    """Return a Markdown table of accuracies."""
     lines = [f"| {corner} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for row in rows:
         words = [accuracy(cells.get((column, row), [])) for column in columns]
@@ -63,7 +64,7 @@ def grid(cells: Cells, rows: list[str], columns: list[str], corner: str) -> list
 
 
 def provenance(cells: Cells) -> str:
-    """How many runs, when and from which commits."""
+    """Return a sentence about the number of runs, their seeds and dates."""
     runs = [run for several in cells.values() for run in several]
     if not runs:
         return "No run yet."
@@ -77,25 +78,25 @@ def provenance(cells: Cells) -> str:
 
 
 def by_seed(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[float]:
-    """Differences in points for the seeds that both have."""
+    """Return the differences in percentage points for the seeds that both methods have."""
     known = {run["seed"]: run["accuracy"] for run in theirs}
     return [100 * (r["accuracy"] - known[r["seed"]]) for r in ours if r["seed"] in known]
 
 
 def standard_error(values: ArrayLike) -> float:
-    """Of the mean; not a number for a single value."""
-    some = np.asarray(values, dtype=np.float64)
-    return float(np.std(some, ddof=1) / np.sqrt(some.size)) if some.size > 1 else float("nan")
+    """Return the standard error of the mean; NaN for a single value."""
+    sample = np.asarray(values, dtype=np.float64)
+    return float(np.std(sample, ddof=1) / np.sqrt(sample.size)) if sample.size > 1 else math.nan
 
 
 def against(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> tuple[float, float]:
-    """Mean difference in points over the seeds that both have, and its standard error."""
+    """Return the mean difference in points over the common seeds, and its standard error."""
     gaps = by_seed(ours, theirs)
     return float(np.mean(gaps)), standard_error(gaps)
 
 
 def verdict(cells: Cells) -> list[str]:
-    """NoiseWise against the others, population by population, in words."""
+    """Return sentences that compare NoiseWise with the other methods."""
     lines, gains, pairs, good = [], [], [], 0
     for dist in DISTS:
         ours = cells.get((dist, "NoiseWise"), [])
@@ -113,17 +114,18 @@ def verdict(cells: Cells) -> list[str]:
         return []
     return [
         "",
-        f"NoiseWise less the best other method, in points, paired by seed: {'; '.join(lines)}. "
-        f"It is the best or within one standard error of the best in {good} of {len(lines)}.",
+        "Accuracy of NoiseWise minus that of the best other method, in percentage points, paired "
+        f"by seed: {'; '.join(lines)}. "
+        f"NoiseWise is best or within one standard error of the best in {good} of {len(lines)}.",
         "",
-        f"Against Robust-HDP: {np.mean(gains):+.2f} points on average over {len(gains)} "
+        f"NoiseWise minus Robust-HDP: {np.mean(gains):+.2f} points on average over {len(gains)} "
         f"populations ({min(gains):+.1f} to {max(gains):+.1f}; standard error over the seeds' "
         f"averages {standard_error(np.mean(pairs, axis=0)):.2f}).",
     ]
 
 
 def shares(cells: Cells) -> list[str]:
-    """The attained share of the signal-to-noise ratio."""
+    """Return a table of the attained share of the signal-to-noise ratio."""
     lines = []
     for method in ("NoiseWise", "RobustHDP", "WeiAvg", "BudgetAvg", "DPFedAvg"):
         words = []
@@ -137,13 +139,13 @@ def shares(cells: Cells) -> list[str]:
 
 
 def curves(part: str, name: str) -> list[str]:
-    """Accuracy over rounds of a part, one panel a population."""
+    """Draw accuracy over rounds of a part, one figure for each population."""
     cells = read(part)
     dists = [d for d in DISTS if any(key[0] == d for key in cells)]
     lines = []
     for dist in dists:
         figure, axes = new_axes(7.0, 4.0)
-        looks, ends, colours = method_looks(METHODS), {}, {}
+        looks, ends, colours = method_styles(METHODS), {}, {}
         for (own, method), runs in cells.items():
             if own != dist:
                 continue
@@ -161,20 +163,18 @@ def curves(part: str, name: str) -> list[str]:
 
 
 def picture(figure: Figure, name: str, words: str) -> str:
-    """Save a figure beside the page, and the Markdown that shows it."""
-    _, *others = save_figure(figure, ROOT / "docs" / "images", name)
-    for file in others:  # the page needs one
-        file.unlink()
+    """Save a figure beside the page; returns the Markdown that shows it."""
+    save_figure(figure, ROOT / "docs" / "images", name, ["png"])
     return f"![{words}](images/{name}.png)"
 
 
 def gains(cells: Cells, part: str) -> list[str]:
-    """Every population's difference to Robust-HDP, as a figure, once all seeds of it are there."""
+    """Draw the difference to Robust-HDP for each population, if no result is missing."""
     shown = ["NoiseWise", "BudgetAvg", "WeiAvg", "DPFedAvg"]
     if any((dist, method) not in cells for dist in DISTS for method in [*shown, "RobustHDP"]):
         return []
     figure, axes = new_axes(7.0, 3.6)
-    looks, ends = method_looks(METHODS), {}
+    looks, ends = method_styles(METHODS), {}
     axes.axhline(0, color=MUTED, lw=1)
     for number, method in enumerate(shown):
         pairs = [against(cells[dist, method], cells[dist, "RobustHDP"]) for dist in DISTS]
@@ -194,7 +194,7 @@ def gains(cells: Cells, part: str) -> list[str]:
 
 
 def half_time(cells: Cells) -> list[str]:
-    """When NoiseWise reached Robust-HDP's final accuracy."""
+    """Return a sentence: when NoiseWise reached Robust-HDP's final accuracy."""
     words = []
     for dist in DISTS:
         ours, theirs = cells.get((dist, "NoiseWise")), cells.get((dist, "RobustHDP"))
@@ -204,39 +204,39 @@ def half_time(cells: Cells) -> list[str]:
             words.append(f"{dist}: {'never' if first is None else f'round {first}'}")
     if not words:
         return []
-    return [f"Robust-HDP's final accuracy was reached by NoiseWise in {'; '.join(words)}.", ""]
+    return [f"NoiseWise reached the final accuracy of Robust-HDP in {'; '.join(words)}.", ""]
 
 
 def rounds_in_numbers(cells: Cells) -> list[str]:
-    """What a round of each CNN run does to the model, beside where that led."""
+    """Return a table of what a round of each CNN run does to the model, and its accuracy."""
     lines = [
-        "| population | method | learning rate | way | noise | signal / best | accuracy |",
+        "| population | method | learning rate | distance | noise | signal / best | accuracy |",
         "|---|---|---|---|---|---|---|",
     ]
     for dist in DISTS:
         for row in CNN_ROWS:
             for run in cells.get((dist, row), []):
-                way, noise = one_round(dist, run["method"])
+                distance, noise = one_round(dist, run["method"])
                 rate, share = run["learning_rate"], run["signal_share"]
-                words = f"{rate:g} | {rate * way:.3f} | {rate * noise:.3f} | {share:.2f}"
+                words = f"{rate:g} | {rate * distance:.3f} | {rate * noise:.3f} | {share:.2f}"
                 lines.append(f"| {dist} | {row} | {words} | {100 * run['accuracy']:.1f} |")
     return lines
 
 
 def ablation(part: str, whole: Cells) -> Cells:
-    """The variants, beside the whole methods that they vary; nothing before there are some."""
+    """Return the variants and the full methods that they vary; empty without variants."""
     variants, names = read(part), {"NoiseWise": "NoiseWise", "Robust-HDP": "RobustHDP"}
-    found = {
+    full = {
         (dist, name): whole[dist, method]
         for name, method in names.items()
         for dist in dict.fromkeys(dist for dist, _ in variants)
         if whole.get((dist, method))
     }
-    return found | variants
+    return full | variants
 
 
 def accountants(moments: Cells, pld: Cells) -> list[str]:
-    """The same method and population under both accountants."""
+    """Return a table of the same method and population under both accountants."""
     dists = [d for d in DISTS if any(key[0] == d for key in moments)]
     lines = [
         "| method | population | `moments` | `pld` | gain in points |",
@@ -253,13 +253,13 @@ def accountants(moments: Cells, pld: Cells) -> list[str]:
 
 
 def published(cnn: Cells) -> list[str]:
-    """Robust-HDP as published (printed, and our runs of it) against NoiseWise with `pld`."""
+    """Return a table of Robust-HDP as published and NoiseWise with `pld`."""
     file = ROOT / "reproduction" / "accuracy-mnist" / "result.json"
     runs: dict[str, Any] = {}
     if file.exists():
         runs = json.loads(file.read_text())["grids"]["accuracy"]["rows"].get("RobustHDP", {})
-    head = ["population", "printed", "our run of it", "NoiseWise, `pld`"]
-    head += ["gain over the printed", "over our run"]
+    head = ["population", "printed", "our reproduction", "NoiseWise, `pld`"]
+    head += ["gain over the printed figure", "gain over our reproduction"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for dist in DISTS:
         if ours := cnn.get((dist, "NoiseWise")):
@@ -275,7 +275,7 @@ def published(cnn: Cells) -> list[str]:
 
 
 def attacks() -> list[str]:
-    """Accuracy of every method under every attack, and how often honest clients were refused."""
+    """Return a table of every method under every attack, and the number of false refusals."""
     file = RESULTS / "attacks.json"
     if not file.exists():
         return []
@@ -295,8 +295,8 @@ def attacks() -> list[str]:
 
 
 def chosen_configs() -> dict[Path, str]:
-    """Each column of the main tables as a config with the rates that the pilots chose."""
-    found = {}
+    """Return a config for each column of the main tables, with the rates of the pilots."""
+    configs = {}
     for part, base in (("softmax", "softmax_iid.toml"), ("hetero", "softmax_60.toml")):
         cells = read(part)
         for dist in DISTS:
@@ -310,15 +310,15 @@ def chosen_configs() -> dict[Path, str]:
             config = load_config(ROOT / "configs" / "study" / base, wanted)
             words = f"# {dist} of {base} with the learning rates of the study's pilots.\n"
             name = f"{Path(base).stem}-{dist.lower()}.toml"
-            found[ROOT / "configs" / "study" / "chosen" / name] = words + dump_config(config)
-    return found
+            configs[ROOT / "configs" / "study" / "chosen" / name] = words + dump_config(config)
+    return configs
 
 
 def unfinished() -> list[str]:
-    """Says so while cells of the study are missing."""
+    """Return a sentence about the missing runs; nothing if the study is complete."""
     left = {
-        name: sum(not result_file(cell).exists() for cell in cells())
-        for name, cells in PARTS.items()
+        name: sum(result_of(study_run) is None for study_run in study_runs())
+        for name, study_runs in PARTS.items()
     }
     words = ", ".join(f"{count} of {name}" for name, count in left.items() if count)
     text = f"**Not complete yet.** Runs that are still missing: {words}."
@@ -326,22 +326,31 @@ def unfinished() -> list[str]:
 
 
 def page() -> str:
-    """The results section."""
+    """Return the results section."""
     softmax, cnn, hetero = read("softmax"), read("cnn"), read("hetero")
-    intro = (
-        "Accuracy in percent on the held-out fifth of each client's records, mean over clients, "
-        "± standard error over seeds. Softmax regression: 100 rounds, clipping norm 1; CNN: 200 "
-        "rounds, clipping norm 3; delta 1e-4 and `pld` throughout, unless a table says otherwise. "
-        "Learning rates: pilots of 40 rounds under a seed of their own, six rates for every "
-        "method (0.003, 0.01, 0.03, 0.1, and 1.8 times below and above the best of them; on by the "
-        "same factor if the best is at an end), chosen by train loss. A pilot splits the images in "
-        "its own way, so it trains on most of those that a run holds out: all methods have that "
-        "advantage alike. The CNN's rates are the paper's; NoiseWise has the rate at which its "
-        "rounds carry as much noise as Robust-HDP's. "
-        "`python studies/method.py softmax hetero ablation ...` runs the cells (`--help` for other "
-        "seeds and folders), `python studies/tables.py` writes this section, and `noisewise "
-        "compare configs/study/chosen/softmax_iid-dist6.toml` runs a column again."
-    )
+    intro = """\
+| item | value |
+|---|---|
+| accuracy | percent on the held-out fifth of each client's records; mean over clients, ± standard \
+error over seeds |
+| softmax regression | 100 rounds, clipping norm 1 |
+| CNN | 200 rounds, clipping norm 3 |
+| privacy | delta 1e-4, accountant `pld`, unless a table says otherwise |
+| learning rates, softmax regression | chosen by train loss in pilots of 40 rounds with their own \
+seed: 0.003, 0.01, 0.03, 0.1, and 1.8 times below and above the best of these; while the best rate \
+is the smallest or the largest, the pilots try the next one at the same factor |
+| learning rates, CNN | the paper's; for NoiseWise the rate at which its rounds have as much noise \
+as those of Robust-HDP |
+
+A pilot splits the images with its own seed, so it trains on most of the images that a run holds \
+out. This is the same for all methods.
+
+| to | run |
+|---|---|
+| run the study (`--help` lists options for other seeds and folders) | `python studies/method.py \
+softmax hetero ablation ...` |
+| write this section | `python studies/tables.py` |
+| rerun one column | `noisewise compare configs/study/chosen/softmax_iid-dist6.toml` |"""
     out = ["## Results", "", intro, "", *unfinished()]
     out += ["### Softmax regression, MNIST, 20 clients, iid, mixed batches", ""]
     out += [*grid(softmax, METHODS, DISTS, "method"), "", provenance(softmax), *verdict(softmax)]
@@ -353,8 +362,9 @@ def page() -> str:
         out += [*grid(cnn, CNN_ROWS, ["Dist1", "Dist6", "Dist9"], "method"), ""]
         out += [provenance(cnn), "", *half_time(cnn), *curves("cnn", "CNN"), ""]
         out += [
-            "What a round does to the model, from the plans alone: its way (learning rate times "
-            "the average local steps of signal in it) and the length of its noise.",
+            "What a round does to the model, computed from the plans: the distance along the "
+            "gradient (learning rate times the average number of local steps in the aggregate) and "
+            "the length of its noise.",
             "",
         ]
         out += [*rounds_in_numbers(cnn), ""]
@@ -362,14 +372,14 @@ def page() -> str:
         out += ["### 60 clients, at most 8 labels each, mixed batches", ""]
         out += [*grid(hetero, METHODS, DISTS, "method"), "", provenance(hetero), *verdict(hetero)]
         out += gains(hetero, "hetero")
-        out += ["", "Robust-HDP's weights come from the first round here, as in the authors' "
-                "code, since a pursuit of 60 columns takes as long as a round of all methods. "
-                "\"True noise\" in the part-by-part table below is the same method with perfect "
-                "estimates in every round.", ""]  # fmt: skip
+        out += ["", "Robust-HDP estimates its weights in the first round only, as in the authors' "
+                "code: a pursuit of 60 columns takes as long as a round of all methods. \"True "
+                "noise\" in the ablation below is the same method with perfect estimates in every "
+                "round.", ""]  # fmt: skip
     for title, cells in (
-        ("Two labels a client: how far it breaks", read("two_labels")),
-        ("Part by part, 20 clients, iid", ablation("ablation", softmax)),
-        ("Part by part, 60 clients, at most 8 labels each", ablation("ablation_60", hetero)),
+        ("Two labels per client", read("two_labels")),
+        ("Ablation, 20 clients, iid", ablation("ablation", softmax)),
+        ("Ablation, 60 clients, at most 8 labels each", ablation("ablation_60", hetero)),
     ):
         if cells:
             known = list(dict.fromkeys(row for _, row in cells))
@@ -378,16 +388,16 @@ def page() -> str:
             out += [f"### {title}", "", *grid(cells, rows, columns, "method"), ""]
             out += [provenance(cells), ""]
     if moments := read("accountant"):
-        out += ["### The accountant as a step of its own", ""]
+        out += ["### Effect of the accountant", ""]
         out += [*accountants(moments, softmax), "", provenance(moments), ""]
     if lines := published(cnn):
-        out += ["### Robust-HDP as published against NoiseWise, CNN, same (epsilon_i, delta_i)", ""]
+        out += ["### Published Robust-HDP and NoiseWise, CNN, same (epsilon_i, delta_i)", ""]
         out += [*lines, ""]
     return "\n".join([*out, *attacks()])
 
 
 def main() -> None:
-    """Rewrite the section of the page."""
+    """Write the section of the page and the chosen configs."""
     text = PAGE.read_text()
     if BEGIN not in text:
         text = text.rstrip() + f"\n\n{BEGIN}\n{END}\n"

@@ -1,7 +1,7 @@
 """Federated learning where each client has its own privacy budget and nobody trusts the server.
 
-The flow: population -> plan -> local DP-SGD -> update matrix -> noise estimate -> weights -> new
-model -> report. What most people need is importable from here.
+Data flow: population -> plan -> local DP-SGD -> update matrix -> noise estimate -> weights -> new
+model -> report. The names in ``__all__`` are the public API.
 """
 
 from __future__ import annotations
@@ -21,10 +21,22 @@ if TYPE_CHECKING:
         split_dataset,
     )
     from noisewise.errors import InvalidValueError, NoisewiseError
-    from noisewise.experiments import compare, load_config, run
+    from noisewise.experiments import (
+        Comparison,
+        ExperimentConfig,
+        MethodConfig,
+        compare,
+        load_config,
+        run,
+    )
+    from noisewise.experiments.attack_study import study_attacks
+    from noisewise.experiments.feature_records import map_dataset
+    from noisewise.experiments.prepare import prepare
     from noisewise.federation import (
         Attack,
         Client,
+        Execution,
+        Prepared,
         RunResult,
         TrainingSettings,
         load_result,
@@ -35,20 +47,27 @@ if TYPE_CHECKING:
     from noisewise.privacy import Ledger, LocalPlan, PrivacyBudget, epsilon_spent, make_plan
     from noisewise.report import write_comparison
     from noisewise.training import local_update, make_model
+    from noisewise.training.features import make_features as features
 
-# Names are imported on first use: `import noisewise` and `noisewise --help` do not load torch.
+# Names are imported on first use, so `import noisewise` and `noisewise --help` do not load torch.
+# "module:name" if the object has another name in its module.
 _HOMES = {
     "Attack": "federation",
     "Client": "federation",
     "ClientSpec": "data",
+    "Comparison": "experiments",
+    "Execution": "federation",
+    "ExperimentConfig": "experiments",
     "Guard": "aggregation",
     "InvalidValueError": "errors",
     "Ledger": "privacy",
     "LocalPlan": "privacy",
     "Method": "aggregation",
+    "MethodConfig": "experiments",
     "NoiseEstimate": "noise",
     "NoiseWise": "aggregation",
     "NoisewiseError": "errors",
+    "Prepared": "federation",
     "PrivacyBudget": "privacy",
     "RunResult": "federation",
     "TrainingSettings": "federation",
@@ -56,6 +75,7 @@ _HOMES = {
     "compare": "experiments",
     "convergence_bound": "noise",
     "epsilon_spent": "privacy",
+    "features": "training.features:make_features",
     "load_config": "experiments",
     "load_dataset": "data",
     "load_result": "federation",
@@ -66,10 +86,13 @@ _HOMES = {
     "make_model": "training",
     "make_plan": "privacy",
     "make_specs": "data",
+    "map_dataset": "experiments.feature_records",
     "plan_clients": "aggregation",
+    "prepare": "experiments.prepare",
     "run": "experiments",
     "simulate": "federation",
     "split_dataset": "data",
+    "study_attacks": "experiments.attack_study",
     "write_comparison": "report",
 }
 
@@ -77,14 +100,19 @@ __all__ = [
     "Attack",
     "Client",
     "ClientSpec",
+    "Comparison",
+    "Execution",
+    "ExperimentConfig",
     "Guard",
     "InvalidValueError",
     "Ledger",
     "LocalPlan",
     "Method",
+    "MethodConfig",
     "NoiseEstimate",
     "NoiseWise",
     "NoisewiseError",
+    "Prepared",
     "PrivacyBudget",
     "RunResult",
     "TrainingSettings",
@@ -93,6 +121,7 @@ __all__ = [
     "compare",
     "convergence_bound",
     "epsilon_spent",
+    "features",
     "load_config",
     "load_dataset",
     "load_result",
@@ -103,19 +132,23 @@ __all__ = [
     "make_model",
     "make_plan",
     "make_specs",
+    "map_dataset",
     "plan_clients",
+    "prepare",
     "run",
     "simulate",
     "split_dataset",
+    "study_attacks",
     "write_comparison",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for."""
+    """Import a public name on first use."""
     if name not in _HOMES:
         raise AttributeError(f"module 'noisewise' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"noisewise.{_HOMES[name]}"), name)
+    module, _, own_name = _HOMES[name].partition(":")
+    return getattr(importlib.import_module(f"noisewise.{module}"), own_name or name)
 
 
 def __dir__() -> list[str]:

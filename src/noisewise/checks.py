@@ -1,4 +1,4 @@
-"""Checks of single values and lists of names, shared by every type that a caller fills in."""
+"""Checks of numbers and names that a caller passes to the package."""
 
 from __future__ import annotations
 
@@ -22,9 +22,14 @@ __all__ = [
 
 
 def positive_number(field: str, value: object) -> float:
-    """Return ``value`` as a float if it is a finite number above 0.
+    """Return ``value`` as a float if it is a finite number > 0.
 
-    Booleans, strings, None, NaN and infinities are refused by name of the field.
+    Args:
+        field: name of the argument or config key, for the error.
+        value: the value to check.
+
+    Raises:
+        InvalidValueError: ``value`` is 0 or less, a boolean, a string, None, NaN or infinite.
     """
     number = _finite(value)
     if number is None or number <= 0:
@@ -33,7 +38,7 @@ def positive_number(field: str, value: object) -> float:
 
 
 def non_negative_number(field: str, value: object) -> float:
-    """``value`` as a finite float >= 0."""
+    """Return ``value`` as a float if it is a finite number >= 0; see `positive_number`."""
     number = _finite(value)
     if number is None or number < 0:
         raise InvalidValueError(field, value, "must be a finite number >= 0")
@@ -41,18 +46,27 @@ def non_negative_number(field: str, value: object) -> float:
 
 
 def _finite(value: object) -> float | None:
-    """``value`` as a float, or None if it is no finite number."""
+    """Return ``value`` as a float, or None if it is not a finite number."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     try:
         number = float(value)
-    except OverflowError:  # a whole number beyond the range of floats
+    except OverflowError:  # an integer above the largest float
         return None
     return number if math.isfinite(number) else None
 
 
 def fraction(field: str, value: object, *, one_allowed: bool = True) -> float:
-    """Return ``value`` as a float if it lies in (0, 1], or in (0, 1) without ``one_allowed``."""
+    """Return ``value`` as a float if it is in (0, 1].
+
+    Args:
+        field: name of the argument or config key, for the error.
+        value: the value to check.
+        one_allowed: False rejects 1 too.
+
+    Raises:
+        InvalidValueError: ``value`` is not such a number.
+    """
     allowed = "must be a number in (0, 1]" if one_allowed else "must be a number in (0, 1)"
     try:
         number = positive_number(field, value)
@@ -70,33 +84,40 @@ def _integer(field: str, value: object, minimum: int) -> int:
 
 
 def positive_int(field: str, value: object) -> int:
-    """Return ``value`` as an int if it is a whole number of at least 1."""
+    """Return ``value`` as an int if it is a whole number >= 1, else raise `InvalidValueError`."""
     return _integer(field, value, 1)
 
 
 def non_negative_int(field: str, value: object) -> int:
-    """Return ``value`` as an int if it is a whole number of at least 0."""
+    """Return ``value`` as an int if it is a whole number >= 0, else raise `InvalidValueError`."""
     return _integer(field, value, 0)
 
 
 def printable_name(field: str, value: object) -> str:
-    """Return ``value`` if it is a non-empty text without control characters."""
+    """Return ``value`` if it is a non-empty string without control characters.
+
+    Raises:
+        InvalidValueError: ``value`` is not such a string.
+    """
     if not isinstance(value, str) or not value:
         raise InvalidValueError(field, value, "must be a non-empty string")
     if printable(value) != value:
         raise InvalidValueError(
-            field, value, "must have no control characters, line ends or changes of direction"
+            field,
+            value,
+            "must have no control characters, line ends or characters that change the writing "
+            "direction",
         )
     return value
 
 
 def repeated(names: Sequence[str]) -> str | None:
-    """The first of ``names`` that stands there twice; None if all differ."""
+    """Return the first of ``names`` that is listed twice; None if all differ."""
     return next((name for name in names if list(names).count(name) > 1), None)
 
 
 def no_repeats(field: str, names: Sequence[str]) -> None:
-    """Refuse ``names`` if one of them stands there twice."""
+    """Raise `InvalidValueError` if one of ``names`` is listed twice."""
     name = repeated(names)
     if name is not None:
-        raise InvalidValueError(field, name, "stands there twice")
+        raise InvalidValueError(field, name, "is listed twice; list it once")

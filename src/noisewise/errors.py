@@ -1,4 +1,4 @@
-"""The errors of the package. Each message names the argument, its value and the remedy."""
+"""The errors of the package. Each message names the argument, its value and what to do."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ __all__ = [
     "InvalidValueError",
     "LedgerError",
     "MissingExtraError",
+    "NoHonestUpdateError",
     "NoUpdatesError",
     "NoisewiseError",
     "SourceError",
@@ -20,16 +21,20 @@ __all__ = [
 
 
 class NoisewiseError(Exception):
-    """Base of every error that noisewise raises on purpose."""
+    """Base class of all errors that noisewise raises on purpose."""
 
 
 class InvalidValueError(NoisewiseError, ValueError):
-    """A value that the caller gave is impossible.
+    """A value that the caller gave is not allowed.
 
     Args:
-        field: name of the argument or config key, dotted for nested ones.
-        value: what was given.
-        allowed: what would have been right.
+        field: name of the argument or config key; nested keys are joined by dots.
+        value: the value that was given.
+        allowed: what is allowed, and what to do.
+
+    Example:
+        >>> print(InvalidValueError("training.rounds", -1, "must be a whole number >= 1"))
+        training.rounds = -1: must be a whole number >= 1
     """
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
@@ -37,39 +42,42 @@ class InvalidValueError(NoisewiseError, ValueError):
         super().__init__(printable(f"{field} = {value!r}: {allowed}", lines=True))
 
     def __reduce__(self) -> tuple[type[InvalidValueError], tuple[str, object, str]]:
-        """Travel between worker processes with all three parts."""
+        """Keep field, value and allowed when the error passes between worker processes."""
         return type(self), (self.field, self.value, self.allowed)
 
 
 class AccountingError(NoisewiseError):
-    """A privacy accountant cannot give a number that we may promise."""
+    """A privacy accountant cannot compute a bound that holds."""
 
 
 class DiskFullError(NoisewiseError, OSError):
-    """There is no room for a file. What was written before is whole, so a run can be resumed.
+    """The disk is full. Files that were written before are complete, so a run can be resumed.
 
     Args:
-        errno: the system's number of the error.
-        strerror: the system's text.
-        filename: what could not be written.
+        errno: the error number of the operating system.
+        strerror: the error text of the operating system.
+        filename: the file that could not be written.
     """
 
     def __str__(self) -> str:
-        """One line with the remedy."""
-        remedy = "make room, then run the same command again to resume"
+        """Return one line that says what to do."""
+        remedy = "free disk space, then run the same command again to resume"
         return f"{self.filename}: {self.strerror}; {remedy}"
 
 
 class LedgerError(NoisewiseError):
-    """A ledger is missing, corrupt, foreign or cannot be written: nothing is granted."""
+    """A ledger is missing, corrupt, not the expected one, or cannot be written.
+
+    The ledger then grants no request.
+    """
 
 
 class BudgetSpentError(LedgerError):
-    """What was asked for does not fit into what is left of the budget: nothing is granted."""
+    """A request costs more than what is left of the budget, so the ledger does not grant it."""
 
 
 class UnsupportedModelError(NoisewiseError):
-    """The model has a layer for which per-sample gradients make no sense (BatchNorm)."""
+    """The model has a layer without per-sample gradients, for example BatchNorm."""
 
 
 class UpdateError(NoisewiseError):
@@ -77,16 +85,16 @@ class UpdateError(NoisewiseError):
 
 
 class NoHonestUpdateError(UpdateError):
-    """A guard refused every update of a round; the model stays as it was."""
+    """The guard dropped every update of a round; the model does not change."""
 
 
 class NoUpdatesError(UpdateError):
-    """A server's run ended and no round changed the model: there is no trained model."""
+    """The run of a server ended and no round changed the model, so there is no trained model."""
 
 
 class SourceError(NoisewiseError):
-    """A dataset cannot be had from any of its sources, or its bytes are not the published ones."""
+    """No source has a dataset, or its bytes differ from the published ones."""
 
 
 class MissingExtraError(NoisewiseError):
-    """An optional library is not installed; the message holds the install command."""
+    """An optional library is not installed. The message contains the install command."""

@@ -1,4 +1,4 @@
-"""The header of a ``.npy`` file: shape and type of an array, read before anything is allocated."""
+"""Read the header of a ``.npy`` file: the shape and type, before memory is allocated."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def read_npy_header(
 ) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Read the header of a ``.npy`` file or of a member of an ``.npz`` file.
 
-    The header may come from anyone. Its length is checked before it is read, and only literals are
-    parsed. Shape and type are what the header claims: the caller compares them with the size of the
-    file, and refuses Python objects (``dtype.hasobject``).
+    The header is not trusted. Its length is checked before it is read, and only literals are
+    parsed. It can claim any shape and type: the caller has to compare them with the size of the
+    file, and to reject Python objects (``dtype.hasobject``).
 
     Args:
-        file: at its beginning; afterwards at the first byte of the values.
-        versions: of the format, that are accepted.
+        file: the file, at its beginning. Afterwards it is at the first byte of the values.
+        versions: versions of the format that are accepted.
 
     Returns:
         The shape, whether the array is stored by columns (Fortran order), and the type.
 
     Raises:
-        ValueError: the header is malformed, too long or of another version.
+        ValueError: the header is malformed or too long, or its version is not accepted.
 
     Example:
         >>> file = io.BytesIO()
@@ -57,8 +57,8 @@ def read_npy_header(
         shape, by_columns, dtype = read(header)
     except ValueError:
         raise
-    except Exception as error:  # Python's parser raises many kinds, MemoryError among them
+    except Exception as error:  # Python's parser raises many types, also MemoryError
         raise ValueError(f".npy header cannot be parsed ({type(error).__name__})") from error
-    if any(abs(size) > _MAX_SIZE for size in shape):  # Python cannot even print the largest ones
-        raise ValueError(f".npy header with a size above {_MAX_SIZE} in its shape")
+    if any(abs(size) > _MAX_SIZE for size in shape):  # Python cannot print very large integers
+        raise ValueError(f".npy header: a size in its shape is above {_MAX_SIZE}")
     return shape, by_columns, dtype

@@ -1,4 +1,4 @@
-"""Objects by name: how a config points at a user's own model, loss, aggregator or estimator."""
+"""Import a user's own model, loss, aggregator or estimator that a config names."""
 
 from __future__ import annotations
 
@@ -14,24 +14,28 @@ __all__ = ["load_object"]
 
 
 def load_object(spec: str, field: str = "name") -> object:
-    """Import ``"package.module:name"``, also from the current folder.
+    """Import the object ``"package.module:name"``, also from the current folder.
 
-    Installed modules and those of the standard library come first: a ``random.py`` in the current
-    folder replaces neither. The current folder joins the end of ``sys.path`` when a module is found
-    nowhere else, and stays there for the module's own imports and for worker processes.
+    Installed modules and the standard library take precedence: a ``random.py`` in the current
+    folder does not replace Python's ``random``. If no installed module has the name, the current
+    folder is appended to ``sys.path`` and stays there, because the module's own imports and worker
+    processes need it.
 
     Args:
         spec: module and attribute, separated by a colon.
-        field: what to call it in an error.
+        field: name of the config key, for the error.
+
+    Returns:
+        The object.
 
     Raises:
-        InvalidValueError: if there is no such module or attribute.
+        InvalidValueError: the module or the attribute does not exist or cannot be imported.
 
     Example:
         >>> load_object("math:sqrt")(9.0)
         3.0
     """
-    form = 'must be "package.module:name" of something that can be imported'
+    form = 'must be "package.module:name" of an object that can be imported'
     module_name, _, attribute = spec.partition(":")
     parts = module_name.split("."), attribute.split(".")
     if not all(part.isidentifier() for names in parts for part in names):
@@ -40,25 +44,25 @@ def load_object(spec: str, field: str = "name") -> object:
     if package not in sys.modules and importlib.util.find_spec(package) is None:
         _append_current_folder()
     try:
-        found: object = importlib.import_module(module_name)
+        result: object = importlib.import_module(module_name)
         for part in parts[1]:
-            found = getattr(found, part)
+            result = getattr(result, part)
     except (ImportError, AttributeError) as error:
-        reason = f"{error}{_hidden(package)}"
+        reason = f"{error}{_hidden_file_hint(package)}"
         raise InvalidValueError(field, spec, f"{form} ({reason})") from error
-    return found
+    return result
 
 
 def _append_current_folder() -> None:
-    """Let modules of the current folder be imported, after all others."""
+    """Make the modules of the current folder importable, after all other modules."""
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.append(folder)
-    importlib.invalidate_caches()  # a file may have been written a moment ago
+    importlib.invalidate_caches()  # the file may be new
 
 
-def _hidden(package: str) -> str:
-    """What to say if an installed module has the name of the user's own in the current folder."""
+def _hidden_file_hint(package: str) -> str:
+    """Return a hint if an installed module has the same name as a file of the current folder."""
     own = next((path for path in (Path(f"{package}.py"), Path(package)) if path.exists()), None)
     module = sys.modules.get(package)
     origin = getattr(module, "__file__", None)

@@ -1,8 +1,8 @@
-"""Where randomness comes from: streams keyed by (seed, round, client, purpose), or the OS.
+"""Sources of randomness: streams keyed by (seed, round, client, purpose), or the system's.
 
-No global generator is read or set. A keyed stream is the same whatever ran before it, so a result
-depends neither on the order of the clients nor on the number of workers, and a resumed run is
-bit-identical. `SecureRandom` is what a deployed client uses: it cannot be seeded.
+No global generator is read or set. A keyed stream does not depend on what ran before it, so a
+result depends neither on the order of the clients nor on the number of workers, and a resumed run
+is bit-identical. A deployed client uses `SecureRandom`, which cannot be seeded.
 """
 
 from __future__ import annotations
@@ -26,12 +26,17 @@ def _digest(seed: int, parts: tuple[object, ...]) -> bytes:
 
 
 def keyed_seed(seed: int, *parts: object) -> int:
-    """A 63-bit seed for ``parts``, for libraries that take only an integer."""
+    """Return a 63-bit seed for ``parts``, for libraries that accept only an integer."""
     return int.from_bytes(_digest(seed, parts)[:8], "little") >> 1
 
 
 def keyed_generator(seed: int, *parts: object) -> np.random.Generator:
-    """A counter-based generator (Philox) for one purpose.
+    """Return a counter-based generator (Philox) for one purpose.
+
+    Args:
+        seed: seed of the run.
+        parts: what the numbers are for, for example the round and the client. Equal parts give
+            equal numbers; different parts give independent numbers.
 
     Example:
         >>> one = keyed_generator(0, "round", 3).standard_normal()
@@ -48,34 +53,34 @@ class RandomSource(Protocol):
     """The randomness of one client in one round."""
 
     def poisson_sample(self, step: int, size: int, rate: float) -> NDArray[np.int64]:
-        """Indices of a Poisson sample: each record enters with probability ``rate``."""
+        """Return the indices of a Poisson sample: each record with probability ``rate``."""
         ...
 
     def normal(self, step: int, size: int) -> NDArray[np.floating[Any]]:
-        """Independent standard normals for the noise of one step."""
+        """Return independent standard normal numbers for the noise of one step."""
         ...
 
     def model_seed(self) -> int:
-        """Seed for layers that draw by themselves (dropout); protects nothing."""
+        """Return a seed for layers that draw random numbers (dropout). It protects no record."""
         ...
 
 
-_BLOCK = 1 << 14  # numbers that stay in the processor's cache while they are transformed
+_BLOCK = 1 << 14  # this many numbers fit into the processor's cache
 
 
 def _box_muller(source: np.random.BitGenerator, size: int) -> NDArray[np.float32]:
-    """Standard normals by Box and Muller's transform, in float32 and by blocks.
+    """Return standard normal numbers by Box and Muller's transform, in float32 and in blocks.
 
-    The radius comes from 32 random bits, so that normals reach 6.7 standard deviations. The noise
-    of a step is most of what a small model costs; vectorised logarithms and cosines beat numpy's
-    ziggurat, which goes number by number.
+    The radius is computed from 32 random bits, so the numbers reach 6.7 standard deviations. For a
+    small model the noise takes most of the time of a step; vectorised logarithms and cosines are
+    faster than numpy's ziggurat, which computes one number at a time.
     """
     normals = np.empty(size + size % 2, dtype=np.float32)
     for start in range(0, len(normals), _BLOCK):
         part = normals[start : start + _BLOCK]
         half = len(part) // 2
-        words = np.asarray(source.random_raw(half)).view(np.uint32)
-        uniform = words.astype(np.float32)
+        bits = np.asarray(source.random_raw(half)).view(np.uint32)
+        uniform = bits.astype(np.float32)
         uniform += np.float32(0.5)
         uniform *= np.float32(2.0**-32)
         radius, angle = uniform[:half], uniform[half:]
@@ -92,16 +97,16 @@ def _box_muller(source: np.random.BitGenerator, size: int) -> NDArray[np.float32
 
 @dataclass(frozen=True)
 class SeededRandom:
-    """Reproducible randomness for the simulator; never for a deployment.
+    """Reproducible randomness for the simulator. A deployment must not use it.
 
-    Sampling and noise have streams of their own, and so has each step: leaving out the last record
-    of a dataset changes nothing about the noise or about who else is sampled. A step is a place of
-    the stream's 256-bit counter, so that going to it costs nothing.
+    Sampling and noise use separate streams, and so does each step: removing the last record of a
+    dataset changes neither the noise nor which other records are sampled. A step is a position of
+    the stream's 256-bit counter, so jumping to a step takes no time.
 
     Attributes:
-        seed: of the run.
-        round: counted from 1.
-        client: its id.
+        seed: seed of the run.
+        round: number of the round, from 1.
+        client: id of the client.
     """
 
     seed: int
@@ -113,8 +118,8 @@ class SeededRandom:
 
     def _generator(self, purpose: str, step: int) -> np.random.Generator:
         if purpose not in self._streams:
-            made = keyed_generator(self.seed, self.round, self.client, purpose)
-            self._streams[purpose] = made, dict(made.bit_generator.state)
+            stream = keyed_generator(self.seed, self.round, self.client, purpose)
+            self._streams[purpose] = stream, dict(stream.bit_generator.state)
         generator, state = self._streams[purpose]
         state["state"]["counter"][:] = (0, 0, step, 0)
         generator.bit_generator.state = state
@@ -125,7 +130,7 @@ class SeededRandom:
         return np.flatnonzero(self._generator("sampling", step).random(size) < rate)
 
     def normal(self, step: int, size: int) -> NDArray[np.float32]:
-        """See `RandomSource`; three times as fast as numpy's own normals (see `_box_muller`)."""
+        """See `RandomSource`. Three times as fast as numpy's normal numbers (see `_box_muller`)."""
         return _box_muller(self._generator("noise", step).bit_generator, size)
 
     def model_seed(self) -> int:
@@ -134,29 +139,34 @@ class SeededRandom:
 
 
 class SecureRandom:
-    """Randomness of the operating system's cryptographic generator, fresh at every call.
+    """Randomness of the operating system's cryptographic generator, new at every call.
 
     Args:
-        seed: refused; noise that someone can draw again protects nobody.
+        seed: must be None. Whoever knows a seed can compute the noise and subtract it.
+
+    Raises:
+        InvalidValueError: a seed is given.
     """
 
     def __init__(self, seed: None = None) -> None:
         if seed is not None:
             raise InvalidValueError(
-                "seed", seed, "a deployed client takes none: whoever knows it can remove the noise"
+                "seed",
+                seed,
+                "must be None: whoever knows the seed of a deployed client can remove its noise",
             )
 
     def _uniform(self, size: int) -> NDArray[np.float64]:
-        """Uniform on (0, 1], from 53 random bits each."""
-        words = np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
-        return ((words >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53
+        """Return uniform numbers in (0, 1], each from 53 random bits."""
+        bits = np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
+        return ((bits >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53
 
     def poisson_sample(self, step: int, size: int, rate: float) -> NDArray[np.int64]:
-        """See `RandomSource`; ``step`` plays no part."""
+        """See `RandomSource`. ``step`` has no effect."""
         return np.flatnonzero(self._uniform(size) <= rate)
 
     def normal(self, step: int, size: int) -> NDArray[np.float64]:
-        """See `RandomSource`; Box and Muller's transform of uniform numbers."""
+        """See `RandomSource`. Box and Muller's transform of uniform numbers."""
         half = (size + 1) // 2
         radius = np.sqrt(-2.0 * np.log(self._uniform(half)))
         angle = 2.0 * np.pi * self._uniform(half)

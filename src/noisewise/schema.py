@@ -1,4 +1,4 @@
-"""Strict tables of TOML files: the base of their pydantic models, and the types of their fields."""
+"""The base class and the field types of the pydantic models of our TOML files."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Strict(BaseModel):
-    """A frozen table that converts no types and refuses unknown keys."""
+    """A frozen table that does not convert types and rejects unknown keys."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)

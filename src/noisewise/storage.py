@@ -1,37 +1,45 @@
-"""Files that survive a crash or a full disk: the cache folder and atomic writes."""
+"""Files that survive a crash or a full disk: the cache folder, atomic writes, JSON text."""
 
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from noisewise.errors import DiskFullError
 
 __all__ = [
-    "NO_ROOM",
+    "DISK_FULL_CODES",
     "cache_dir",
     "disk_full",
     "file_lock",
     "reserve",
     "sole_lock",
+    "sync_folder",
+    "to_json",
     "write_atomic",
     "writing",
 ]
 
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # full, quota, limit of a file
-_HELD: dict[tuple[int, str], object] = {}  # by process and path: a fork's memory is a copy
-_PAUSE = 0.05
+DISK_FULL_CODES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Error numbers of the system: disk full, quota exceeded, file too large."""
+
+_HELD: dict[tuple[int, str], object] = {}  # locks by (process, path): a fork copies this memory
+_PAUSE = 0.05  # seconds between two attempts to lock a file
 
 
 def cache_dir() -> Path:
-    """Return the folder for things that can be made again.
+    """Return the folder for files that can be downloaded or computed again.
 
-    ``NOISEWISE_CACHE`` names it; else it is ``noisewise`` in the user's cache folder.
+    It is the environment variable ``NOISEWISE_CACHE``, or else ``noisewise`` in the user's cache
+    folder.
     """
     named = os.environ.get("NOISEWISE_CACHE")
     if named:
@@ -42,10 +50,14 @@ def cache_dir() -> Path:
 
 @contextmanager
 def file_lock(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Let one process at a time do something; the others wait, after ``on_wait`` was called.
+    """Let one process at a time run the block; other processes wait.
 
-    The lock goes with the process, so a killed one leaves none behind. Where the system has no
-    such locks, nobody waits.
+    The system releases the lock when the process ends, even if it is killed. On a system without
+    such locks (Windows), no process waits.
+
+    Args:
+        path: file to lock; it is created if it does not exist.
+        on_wait: called once before waiting for another process.
     """
     with open(path, "wb") as file:
         try:
@@ -63,19 +75,20 @@ def file_lock(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterato
 
 @contextmanager
 def sole_lock(path: Path, patience: float = 0.0) -> Iterator[None]:
-    """Hold the lock of a file that is there for nothing else, and remove the file at the end.
+    """Hold a lock on a file that serves only as a lock, and remove the file at the end.
 
-    Threads of one process exclude each other too. The lock goes with the very process that took it:
-    a killed one leaves none behind, though workers that it forked live on for a moment. That is
-    what POSIX record locks do; closing another handle on the file would lose it. Where the system
-    has no such locks, only threads of this process exclude each other.
+    Threads of one process exclude each other too. The system releases the lock when the process
+    that took it ends, even if it is killed and workers that it forked still run. POSIX record locks
+    do this; closing another handle on the same file would release the lock. On a system without
+    such locks, only threads of this process exclude each other.
 
     Args:
-        path: of the file, in a folder that exists.
+        path: the file, in a folder that exists.
         patience: seconds to wait for another process.
 
     Raises:
-        BlockingIOError: if another thread or process holds it still.
+        BlockingIOError: another thread holds the lock, or another process still holds it after
+            ``patience`` seconds.
     """
     own, mark = os.getpid(), object()
     key = own, str(path.resolve())
@@ -87,7 +100,7 @@ def sole_lock(path: Path, patience: float = 0.0) -> Iterator[None]:
             yield
         finally:
             if file is not None and os.getpid() == own:
-                path.unlink(missing_ok=True)  # before the lock goes, so nobody has locked it yet
+                path.unlink(missing_ok=True)  # before the release, so no other process has it
             if file is not None:
                 os.close(file)
     finally:
@@ -95,7 +108,7 @@ def sole_lock(path: Path, patience: float = 0.0) -> Iterator[None]:
 
 
 def _lock(path: Path, deadline: float) -> int | None:
-    """The descriptor of a locked file; None where there are no locks."""
+    """Return the descriptor of the locked file; None if the system has no locks."""
     try:
         import fcntl
     except ImportError:
@@ -120,17 +133,21 @@ def _lock(path: Path, deadline: float) -> int | None:
                 return file
         except FileNotFoundError:
             pass
-        os.close(file)  # the one before removed it after we had opened it
+        os.close(file)  # the previous holder removed the file after we opened it
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write ``content`` so that a crash leaves either the old file or the new one, never a part.
+    """Write a file so that a crash leaves either the whole old file or the whole new one.
 
-    Temporary file in the same folder, fsync, rename, fsync of the folder (docs/privacy.md,
-    guarantee 12).
+    Writes a temporary file in the same folder, then fsync, rename and fsync of the folder
+    (docs/privacy.md, guarantee 12).
+
+    Args:
+        path: the file; missing parent folders are created.
+        content: all bytes of the file.
 
     Raises:
-        DiskFullError: if there is no room; the old file stays.
+        DiskFullError: the disk is full; the old file stays.
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,35 +160,43 @@ def write_atomic(path: Path, content: bytes) -> None:
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk has the names of the files in a folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the system's errors of a full disk into one that names the file and the remedy.
+    """Turn the system's errors of a full disk into one that names the file and what to do.
+
+    Args:
+        path: the file that the block writes, for the error.
 
     Raises:
-        DiskFullError: if the block fails for lack of room.
+        DiskFullError: the block failed because the disk is full.
     """
     try:
         yield
     except OSError as error:
-        if error.errno not in NO_ROOM or isinstance(error, DiskFullError):
+        if error.errno not in DISK_FULL_CODES or isinstance(error, DiskFullError):
             raise
         raise DiskFullError(error.errno, error.strerror, str(path)) from error
 
 
 def disk_full(error: BaseException | None) -> DiskFullError | None:
-    """The full disk that caused an error, directly or behind another library's error, if any."""
+    """Return the `DiskFullError` behind an error, also behind the errors of a library, or None."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, DiskFullError):
             return error
-        if isinstance(error, OSError) and error.errno in NO_ROOM:
+        if isinstance(error, OSError) and error.errno in DISK_FULL_CODES:
             return DiskFullError(error.errno, error.strerror, error.filename or "output")
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
             return DiskFullError(errno.ENOSPC, os.strerror(errno.ENOSPC), "database")
@@ -181,15 +206,44 @@ def disk_full(error: BaseException | None) -> DiskFullError | None:
 
 
 def reserve(path: Path) -> None:
-    """Give a file the room that its size promises, before it is written through memory.
+    """Allocate the disk blocks of a file, before it is written through a memory map.
 
-    A file that was only made long has no blocks yet. Where they run out while the file is mapped,
-    the system ends the process by SIGBUS instead of reporting an error.
+    A file whose size was only set has no blocks yet. If the disk becomes full while the file is
+    mapped, the system ends the process with SIGBUS instead of reporting an error.
 
     Raises:
-        DiskFullError: if there is no room.
+        DiskFullError: the disk is full.
     """
     with writing(path), open(path, "r+b") as file:
         size = os.fstat(file.fileno()).st_size
         if hasattr(os, "posix_fallocate") and size:
             os.posix_fallocate(file.fileno(), 0, size)
+
+
+def _plain(value: Any) -> Any:
+    """Return the value with types that JSON has; NaN and infinite numbers become None."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if hasattr(value, "tolist"):  # arrays and numbers of numpy, without importing numpy
+        return _plain(value.tolist())
+    return value
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Return JSON text: keys sorted, null for NaN and infinite numbers.
+
+    The same input gives the same text.
+
+    Args:
+        value: mappings, sequences, strings, numbers, None, and numpy arrays and numbers.
+        indent: spaces of each level; None writes one line.
+
+    Example:
+        >>> to_json({"b": float("nan"), "a": (1, 2)})
+        '{"a": [1, 2], "b": null}'
+    """
+    return json.dumps(_plain(value), indent=indent, sort_keys=True, allow_nan=False)

@@ -1,4 +1,4 @@
-"""Text that can be shown: names that cannot steer a terminal, and aligned columns."""
+"""Text for terminals and files: escaped control characters, and aligned columns."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, formats (bidi), surrogates
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    r"""Replace every character that is not shown, but acts, by a visible escape as in JSON.
+    r"""Replace invisible characters that have an effect by visible escapes as in JSON.
 
-    These are the controls C0 and C1 with DEL, which begin the escape sequences of terminals; format
-    characters, which turn the direction of writing or join words unseen; the line and paragraph
-    separators; and lone surrogates, which no file can hold. In a JSON text the escapes keep the
-    meaning of its strings.
+    These are the C0 and C1 control characters and DEL, which start escape sequences of terminals;
+    format characters, which change the writing direction or join words; the line and paragraph
+    separators; and lone surrogates, which cannot be encoded in UTF-8. The strings of a JSON text
+    keep their meaning.
 
     Args:
-        text: anything.
+        text: any text.
         lines: keep line ends, for text of several lines.
+
+    Returns:
+        The text with escapes.
 
     Example:
         >>> print(printable("ward\x1b[2J\u202e7"))
@@ -28,13 +31,15 @@ def printable(text: str, *, lines: bool = False) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(map(_shown, text)) if not lines else "\n".join(map(printable, text.split("\n")))
+    if lines:
+        return "\n".join(map(printable, text.split("\n")))
+    return "".join(map(_visible, text))
 
 
-def _shown(letter: str) -> str:
-    if letter.isprintable() or unicodedata.category(letter) not in _HIDDEN:
-        return letter
-    code = ord(letter)
+def _visible(character: str) -> str:
+    if character.isprintable() or unicodedata.category(character) not in _HIDDEN:
+        return character
+    code = ord(character)
     if code < 0x10000:
         return f"\\u{code:04x}"
     code -= 0x10000
@@ -46,11 +51,12 @@ def align_columns(
 ) -> list[str]:
     r"""Align cells in columns that are two spaces apart.
 
-    The cells are not changed: pass text from outside through `printable` first.
+    The cells are not escaped: pass untrusted text through `printable` first.
 
     Args:
-        rows: the lines of the table, usually with the headings first; all of the same length.
-        right: indexes of the columns that are aligned to the right; the others go to the left.
+        rows: rows of the table, usually with the headings first; all of the same length.
+        right: indexes of the columns that are aligned to the right; the others are aligned to the
+            left.
         rule: add a line of dashes below the first row.
 
     Returns:

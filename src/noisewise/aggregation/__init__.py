@@ -1,4 +1,4 @@
-"""What the server does with the updates: weights, screening and one file for each aggregator."""
+"""The server's side of a round: screening, weights, guard and one file for each aggregator."""
 
 from noisewise.aggregation.base import (
     Aggregation,
@@ -9,12 +9,12 @@ from noisewise.aggregation.base import (
     UpdateMatrix,
     weighted_sum,
 )
-from noisewise.aggregation.guard import Guard
+from noisewise.aggregation.guard import Guard, Guardable, Weighed, guarded_sum
 from noisewise.aggregation.methods import METHODS, Method, make_method, plan_clients
+from noisewise.aggregation.noise_floor import noise_floor, plan_noise
 from noisewise.aggregation.noisewise import NoiseWise
 from noisewise.aggregation.oracle import Oracle
 from noisewise.aggregation.pfa import PFA
-from noisewise.aggregation.policy import noise_floor, plan_noise
 from noisewise.aggregation.robust_hdp import RobustHDP
 from noisewise.aggregation.screening import Screened, screen_updates
 from noisewise.aggregation.weighted import BudgetWeighted, ExampleWeighted, WeiAvg
@@ -33,6 +33,7 @@ __all__ = [
     "Disclosure",
     "ExampleWeighted",
     "Guard",
+    "Guardable",
     "Method",
     "NoiseWise",
     "Oracle",
@@ -42,6 +43,8 @@ __all__ = [
     "State",
     "UpdateMatrix",
     "WeiAvg",
+    "Weighed",
+    "guarded_sum",
     "inverse_variance_weights",
     "make_method",
     "noise_and_bias_weights",

@@ -1,12 +1,13 @@
-"""`AgreementTracker`: whether what a client sent in the past agrees with what others send later.
+"""`AgreementTracker`: compares each client's past updates with the other clients' later updates.
 
-An attacker can give its update the noise that the policy demands and still choose the direction.
-One round does not show that: along any direction the noise of one update hides a small pull. But
-noise is independent between rounds and a harmful direction is not. The inner product of what
-client i sent in earlier rounds, C_i, with what client j sends now, d_j, is <C_i, g> plus noise that
-client i cannot know. With g the common direction of improvement, <C_i, g> is to first order how
-much the earlier updates of i lower the others' loss today. An attacker that does harm has a
-negative one, whichever direction it chose.
+An attacker can add the noise that the policy requires and still choose the direction of its update.
+One round does not show this, because in any direction the noise of one update hides a small
+contribution. But noise is independent between rounds, and a harmful direction is not. Let C_i be
+the sum of what client i sent in earlier rounds, and d_j the update that client j sends now. Their
+inner product is <C_i, g> plus noise that client i cannot know, where g is the clients' common
+direction of improvement. To first order, <C_i, g> is how much the earlier updates of client i lower
+the other clients' loss now. It is negative for an attacker that does harm, whatever direction the
+attacker chose.
 """
 
 from __future__ import annotations
@@ -30,23 +31,25 @@ __all__ = ["Agreement", "AgreementTracker"]
 State = Mapping[str, NDArray[Any]]
 Vector = NDArray[np.float64]
 
-_HUBER = 0.25  # standard errors within which an observation counts in full: nearly a median
-_INEFFICIENCY = 1.179  # error of such a mean of normal observations, over that of the plain mean
-_MINORITY = 1 / 3  # of the votes: at most this much for f clients
+_HUBER = 0.25  # threshold of the Huber mean in standard errors: it is close to a median
+_INEFFICIENCY = 1.179  # standard error of this mean relative to the plain mean, for normal values
+_MINORITY = 1 / 3  # largest share of the votes for f clients
 _ITERATIONS = 30
-_ROWS = 1 << 16  # of a sketch: updates up to this size are remembered as they are
-_LARGEST = 1e300  # of a variance: an infinite one would never be forgotten
+_ROWS = 1 << 16  # rows of a sketch; updates up to this size are stored without a sketch
+_LARGEST = 1e300  # upper limit of a variance: an infinite one would never decay
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How much each client's past updates agree with the others' present ones, for one memory.
+    """How much each client's past updates agree with the other clients' current ones.
+
+    There is one such result for each memory of the tracker.
 
     Attributes:
-        value: [n] robust mean over j != i of sum_t <C_i, d_j>, the benefit of client i.
-        error: [n] its standard error from noise alone; infinite where nothing is known.
+        value: [n] the benefit of client i: robust mean over j != i of sum_t <C_i, d_j>.
+        error: [n] standard error of ``value`` that is due to noise; infinite without observations.
         typical: robust mean of ``value`` over the clients.
-        typical_error: its standard error.
+        typical_error: standard error of ``typical``.
     """
 
     value: Vector
@@ -55,12 +58,19 @@ class Agreement:
     typical_error: float
 
     def trust(self, weights: Vector, errors: float) -> Vector:
-        """Factors in (0, 1] by which to lower ``weights`` ([n], summing to 1).
+        """Compute the factors in (0, 1] by which to lower the weights.
 
-        A client's benefit is at best ``value + errors * error``. Where that is negative, the client
-        pulls back by w_i times that much. The factor reduces this to 1/n of what a typical
-        client with the whole weight moves forward: n clients of equal weight and opposite benefit
-        are left alone, and nobody is excluded.
+        A client's benefit is at most ``value + errors * error``. If that is negative, the client
+        moves the model back by w_i times that amount. The factor limits this to 1/n of what a
+        typical client with weight 1 moves the model forward. So a client with weight 1/n whose
+        benefit is the negative of the typical one keeps its weight, and no client is excluded.
+
+        Args:
+            weights: [n], summing to 1.
+            errors: number of standard errors added in favour of a client.
+
+        Returns:
+            [n] factors.
         """
         best = self.value + errors * self.error
         allowed = (max(self.typical, 0.0) + self.typical_error) / len(weights)
@@ -72,21 +82,22 @@ class Agreement:
 
 @dataclass(frozen=True)
 class AgreementTracker:
-    """Benefits of all clients, from products between their past updates and others' present ones.
+    """Computes the benefit of each client from products of past and current updates.
 
-    C_i = sum_s decay^(age of s) d_i^s / v_i^s over the rounds s in which client i took part, with
-    noise energies v, so that a round counts as it counted in the model: one loud update cannot
-    blur what a client sends later. B_ij = sum_t decay^(age of t) <C_i^(t-1), d_j^t> has noise of
-    variance sum_t decay^(2 age of t) ||C_i||^2 v_j^t / p. The benefit of i is v_i times a Huber
-    mean of B_ij over the others j. The errors of the quietest are raised until no f clients have
-    more than a third of the votes 1 / error (or all have the same), so that f attackers shift the
-    mean by a bounded number of standard errors. Several memories are kept: a short one sees a
-    client that changes its behaviour, a long one sees a small pull.
+    C_i = sum_s decay^(age of s) d_i^s / v_i^s over the rounds s in which client i took part. The
+    noise energies v weight each round as in the model, so one update with much noise cannot hide
+    the client's later updates. B_ij = sum_t decay^(age of t) <C_i^(t-1), d_j^t> has noise of
+    variance sum_t decay^(2 age of t) ||C_i||^2 v_j^t / p. The benefit of client i is v_i times a
+    Huber mean of B_ij over the other clients j, in which j has the vote 1 / error. The smallest
+    errors are raised until no f clients have more than a third of the votes, or until all votes are
+    equal, so f attackers can shift the mean by a bounded number of standard errors only. There are
+    several memories: a short one detects a client that changes its behaviour, a long one detects a
+    small harmful contribution.
 
     Attributes:
-        decays: one for each memory, in [0, 1).
+        decays: decay of each memory, in [0, 1).
         tolerated_attackers: f.
-        errors: standard errors of doubt in favour of a client.
+        errors: number of standard errors added in favour of a client.
     """
 
     decays: tuple[float, ...] = (0.5, 0.9)
@@ -106,127 +117,150 @@ class AgreementTracker:
         weights: Vector,
         state: State,
     ) -> tuple[Vector, State]:
-        """Factors for this round's weights, and the state for the next round.
+        """Compute the factors for this round's weights.
 
         Args:
             updates: [p, n].
             ids: the n clients, in the order of the columns.
             variance: [n] noise energy of each update, > 0.
-            weights: [n] of the round, summing to 1.
-            state: what the last call returned; empty at first. It is not modified.
+            weights: [n] the round's weights, summing to 1.
+            state: the state that the previous call returned; empty in the first round. It is not
+                modified.
 
         Returns:
-            [n] factors in (0, 1], and named arrays: ids [m] of all clients so far, the key of the
-            sketch, and for each memory k sent{k} [min(p, 65536), m], product{k}, noise{k} [m, m].
+            [n] factors in (0, 1], and the state for the next round: ``ids`` [m] of all clients so
+            far, the ``key`` of the sketch, and for each memory k ``sent{k}`` [min(p, 65536), m],
+            ``product{k}`` [m, m] and ``noise{k}`` [m, m].
         """
         memory = _Memory.of(state, updates, len(self.decays))
         rows = sketch(updates, memory.key)
-        here = memory.places(ids)
+        columns = memory.columns(ids)
         trust = np.ones(len(ids))
         for k, decay in enumerate(self.decays):
-            memory.compare(k, decay, rows, here, variance * _noise_share(len(updates)))
-            found = self.agreement(memory.product[k], memory.noise[k], here, variance)
-            trust = np.minimum(trust, found.trust(weights, self.errors))
-            memory.add(k, decay, rows / variance, here)
+            memory.compare(k, decay, rows, columns, variance * _noise_share(len(updates)))
+            agreement = self.agreement(memory.product[k], memory.noise[k], columns, variance)
+            trust = np.minimum(trust, agreement.trust(weights, self.errors))
+            memory.add(k, decay, rows / variance, columns)
         return trust, memory.state()
 
     def agreement(
-        self, product: Vector, noise: Vector, here: Sequence[int], variance: Vector
+        self, product: Vector, noise: Vector, columns: Sequence[int], variance: Vector
     ) -> Agreement:
-        """Benefits of the n clients at the places ``here`` of a memory's tables [m, m].
+        """Compute the benefits of n clients from one memory's tables.
 
         Args:
-            product: B.
-            noise: its variance; 0 where nothing is known.
-            here: n places.
+            product: [m, m] B.
+            noise: [m, m] variance of B that is due to noise; 0 without observations.
+            columns: [n] positions of the clients in the tables.
             variance: [n] v_i.
+
+        Returns:
+            The benefits and their errors.
         """
-        own = np.ix_(here, here)
-        known = (noise[own] > 0) & np.isfinite(noise[own])
-        np.fill_diagonal(known, False)
-        error = np.where(known, np.sqrt(np.where(known, noise[own], 1.0)), np.inf)
+        table = np.ix_(columns, columns)
+        observed = (noise[table] > 0) & np.isfinite(noise[table])
+        np.fill_diagonal(observed, False)
+        error = np.where(observed, np.sqrt(np.where(observed, noise[table], 1.0)), np.inf)
         error = _limited_votes(error, self.tolerated_attackers)
-        value, own_error = huber_mean(np.where(known, product[own], 0.0), error)
-        value, own_error = value * variance, own_error * variance
-        typical, typical_error = huber_mean(value[None, :], own_error[None, :])
-        none = not np.isfinite(typical_error[0])
+        value, value_error = huber_mean(np.where(observed, product[table], 0.0), error)
+        value, value_error = value * variance, value_error * variance
+        typical, typical_error = huber_mean(value[None, :], value_error[None, :])
+        none_observed = not np.isfinite(typical_error[0])
         return Agreement(
-            value, own_error, float(typical[0]), 0.0 if none else float(typical_error[0])
+            value, value_error, float(typical[0]), 0.0 if none_observed else float(typical_error[0])
         )
 
 
 def _limited_votes(errors: Vector, f: int) -> Vector:
-    """Errors [n, n], raised row by row until no f of the votes 1 / error exceed a third of all."""
+    """Raise errors in each row of [n, n] until no f votes 1 / error exceed a third of the row."""
     limited = errors.copy()
     for row in limited:
-        known = np.isfinite(row)
-        voters = int(np.count_nonzero(known))
-        if voters > 1:
-            votes = row[known].min() / row[known]
-            shares = capped_weights(votes, max(_MINORITY / f, 1 / voters))
-            row[known] *= votes / shares * (shares / votes).max()
+        finite = np.isfinite(row)
+        n_voters = int(np.count_nonzero(finite))
+        if n_voters > 1:
+            votes = row[finite].min() / row[finite]
+            shares = capped_weights(votes, max(_MINORITY / f, 1 / n_voters))
+            row[finite] *= votes / shares * (shares / votes).max()
     return limited
 
 
 def sketch(updates: Tensor, key: str) -> Vector:
-    """Updates [p, n] as they are up to 65,536 rows; a count sketch of so many rows beyond.
+    """Return updates [p, n] unchanged up to 65,536 rows, and otherwise a count sketch.
 
-    Each row is added, with a random sign, to a random row of the result, which keeps inner products
-    on average. Signs and places follow from ``key``, which no client can foresee: it is a digest of
+    Each row is added, with a random sign, to a random row of the result. This preserves inner
+    products on average. Clients cannot predict the signs and rows, because ``key`` is a digest of
     all updates of the first round.
+
+    Args:
+        updates: [p, n].
+        key: hexadecimal number that seeds the signs and rows.
+
+    Returns:
+        [min(p, 65536), n] in float64.
     """
     p, n = updates.shape
     if p <= _ROWS:
         return np.ascontiguousarray(updates.double().cpu().numpy())
     rng = np.random.default_rng(int(key, 16))
-    places = torch.from_numpy(rng.integers(0, _ROWS, p))
+    target_rows = torch.from_numpy(rng.integers(0, _ROWS, p))
     signs = torch.from_numpy(rng.integers(0, 2, p) * 2.0 - 1.0)
     result = torch.zeros((_ROWS, n), dtype=torch.float64)
     for start in range(0, p, _ROWS):
         part = slice(start, start + _ROWS)
         block = updates[part].cpu().double() * signs[part, None]
-        result.index_add_(0, places[part], block)
+        result.index_add_(0, target_rows[part], block)
     return result.numpy()
 
 
 def _noise_share(p: int) -> float:
-    """Variance of <c, d> over ||c||^2 v, for noise d of energy v: 1/p, and more from a sketch."""
+    """Return the variance of <c, d> divided by ||c||^2 v, for noise d of energy v.
+
+    It is 1/p, and larger with a sketch.
+    """
     return 1 / p + (1 / _ROWS if p > _ROWS else 0.0)
 
 
 def huber_mean(values: Vector, errors: Vector) -> tuple[Vector, Vector]:
-    """Row by row: the Huber mean of values [r, n] with standard errors [r, n], and its error.
+    """Compute the Huber mean of each row.
 
-    An observation further from the mean than a quarter of its error counts as if it were that far.
-    Infinite errors leave an observation out; a row without any has mean 0 and an infinite error.
+    The influence of a value on the mean stops growing at a distance of a quarter of its standard
+    error.
+
+    Args:
+        values: [r, n].
+        errors: [r, n] standard errors > 0; an infinite one excludes the value.
+
+    Returns:
+        The means [r] and their standard errors [r]; 0 and infinity for a row without values.
     """
     scale = np.min(errors, axis=1, keepdims=True)
     scale = np.where(np.isfinite(scale), scale, 1.0)
-    values, errors = values / scale, errors / scale  # so that nothing under- or overflows
+    values, errors = values / scale, errors / scale  # prevents underflow and overflow
     precision = (1 / errors) ** 2
     total = precision.sum(axis=1)
     mean = _row_medians(values, 1 / errors)
     for _ in range(_ITERATIONS):
-        away = np.abs(values - mean[:, None])
+        distance = np.abs(values - mean[:, None])
         with np.errstate(invalid="ignore"):
-            full = precision * np.minimum(1.0, _HUBER * errors / np.maximum(away, 1e-300))
-        full = np.where(precision > 0, full, 0.0)
-        mean = (full * values).sum(axis=1) / np.maximum(full.sum(axis=1), 1e-300)
+            weight = precision * np.minimum(1.0, _HUBER * errors / np.maximum(distance, 1e-300))
+        weight = np.where(precision > 0, weight, 0.0)
+        mean = (weight * values).sum(axis=1) / np.maximum(weight.sum(axis=1), 1e-300)
     with np.errstate(divide="ignore"):
         error = np.where(total > 0, _INEFFICIENCY / np.sqrt(total), np.inf)
     return mean * scale[:, 0], error * scale[:, 0]
 
 
 def _row_medians(values: Vector, weights: Vector) -> Vector:
+    """Return the weighted median of each row of [r, n]."""
     order = np.argsort(values, axis=1, kind="stable")
-    reached = np.cumsum(np.take_along_axis(weights, order, 1), axis=1)
-    place = np.argmax(reached >= 0.5 * reached[:, -1:], axis=1)
-    return np.asarray(np.take_along_axis(values, order, 1)[np.arange(len(values)), place])
+    cumulative = np.cumsum(np.take_along_axis(weights, order, 1), axis=1)
+    middle = np.argmax(cumulative >= 0.5 * cumulative[:, -1:], axis=1)
+    return np.asarray(np.take_along_axis(values, order, 1)[np.arange(len(values)), middle])
 
 
 @dataclass
 class _Memory:
-    """The state as arrays that one call fills and packs again."""
+    """The state as arrays: a copy that one call changes and converts back."""
 
     ids: list[str]
     key: str
@@ -251,8 +285,8 @@ class _Memory:
             ),
         )
 
-    def places(self, ids: Sequence[str]) -> list[int]:
-        """Where the clients are in the tables; new ones are added."""
+    def columns(self, ids: Sequence[str]) -> list[int]:
+        """Return the clients' positions in the tables; new clients are added."""
         if new := [client for client in ids if client not in set(self.ids)]:
             self.ids += new
             wide, square = ((0, 0), (0, len(new))), ((0, len(new)), (0, len(new)))
@@ -262,36 +296,36 @@ class _Memory:
         return [self.ids.index(client) for client in ids]
 
     def compare(
-        self, k: int, decay: float, rows: Vector, here: Sequence[int], along: Vector
+        self, k: int, decay: float, rows: Vector, columns: Sequence[int], variance: Vector
     ) -> None:
-        """Add the products of everybody's past with the present updates.
+        """Add the products of all clients' past updates with the current updates.
 
         Args:
             k: number of the memory.
-            decay: of the memory.
-            rows: [r, n] present updates.
-            here: [n] their places in the tables.
-            along: [n] variance of their noise along one direction.
+            decay: decay of the memory.
+            rows: [r, n] sketch of the current updates.
+            columns: [n] positions of their clients in the tables.
+            variance: [n] variance of their noise in one direction.
         """
         sent = self.sent[k]
-        self.product[k][:, here] = decay * self.product[k][:, here] + sent.T @ rows
+        self.product[k][:, columns] = decay * self.product[k][:, columns] + sent.T @ rows
         energy = np.einsum("ij,ij->j", sent, sent)
         with np.errstate(over="ignore"):
-            fresh = np.minimum(np.outer(energy, along), _LARGEST)
-        self.noise[k][:, here] = decay**2 * self.noise[k][:, here] + fresh
+            added = np.minimum(np.outer(energy, variance), _LARGEST)
+        self.noise[k][:, columns] = decay**2 * self.noise[k][:, columns] + added
 
-    def add(self, k: int, decay: float, rows: Vector, here: Sequence[int]) -> None:
-        """Let the present updates, divided by their noise energies, become the past."""
-        self.sent[k][:, here] = decay * self.sent[k][:, here] + rows
+    def add(self, k: int, decay: float, rows: Vector, columns: Sequence[int]) -> None:
+        """Add the current updates, divided by their noise energies, to the past ones."""
+        self.sent[k][:, columns] = decay * self.sent[k][:, columns] + rows
 
     def state(self) -> State:
-        packed: dict[str, NDArray[Any]] = {
+        arrays: dict[str, NDArray[Any]] = {
             "ids": np.array(self.ids, dtype=np.str_),
             "key": np.array([self.key], dtype=np.str_),
         }
         for part in ("sent", "product", "noise"):
-            packed |= {f"{part}{k}": table for k, table in enumerate(getattr(self, part))}
-        return packed
+            arrays |= {f"{part}{k}": table for k, table in enumerate(getattr(self, part))}
+        return arrays
 
 
 def _digest(updates: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""The server's types: update matrix, view, disclosures, and the `Aggregator` protocol."""
+"""Types of the server: update matrix, disclosures, the server's view, the `Aggregator` protocol."""
 
 from __future__ import annotations
 
@@ -26,27 +26,30 @@ __all__ = [
 ]
 
 State = Mapping[str, NDArray[np.float64] | NDArray[np.str_]]
-"""What an aggregator carries from round to round: named arrays, which a checkpoint can hold."""
+"""What an aggregator keeps from round to round: named arrays, which checkpoints store."""
 
 
 class Disclosure(enum.Enum):
-    """What a server has to be told about the clients, beyond their updates."""
+    """Information about the clients that a server may need besides their updates."""
 
     EPSILON = "epsilon"
-    """The clients' privacy budgets, as they report them."""
+    """The clients' epsilons, as the clients report them."""
     N_EXAMPLES = "n_examples"
     """The clients' numbers of training records."""
     TRUE_VARIANCE = "true_variance"
-    """The closed-form noise of each update: more than any client should tell. Simulation only."""
+    """The closed-form noise energy of each update. Clients never disclose it: simulation only."""
 
 
 @dataclass(frozen=True)
 class UpdateMatrix:
-    """What the server receives: one column for each client.
+    """The updates that the server received in a round, one column for each client.
 
     Attributes:
         values: [p, n], finite.
-        ids: the n clients, in the order of the columns.
+        ids: the n client ids, in the order of the columns.
+
+    Raises:
+        UpdateError: the shape does not match the ids, or there is no update.
     """
 
     values: Tensor
@@ -55,52 +58,63 @@ class UpdateMatrix:
     def __post_init__(self) -> None:
         if self.values.ndim != 2 or self.values.shape[1] != len(self.ids):
             shape = tuple(self.values.shape)
-            raise UpdateError(f"updates of shape {shape} do not fit {len(self.ids)} client ids")
+            raise UpdateError(
+                f"updates has shape {shape} and there are {len(self.ids)} client ids: must be "
+                "[p, n] with one id for each column"
+            )
         if not self.ids:
             raise UpdateError("no update to aggregate: every client dropped out of the round")
 
     @property
     def n_clients(self) -> int:
-        """Number of columns."""
+        """n, the number of columns."""
         return len(self.ids)
 
 
 @dataclass(frozen=True)
 class ServerView:
-    """Everything an aggregator may see in one round."""
+    """Everything that an aggregator sees in one round.
+
+    Attributes:
+        updates: the round's updates.
+        round: number of the round, from 1.
+        disclosed: [n] values of each disclosure in the aggregator's `needs`, in the order of the
+            columns.
+    """
 
     updates: UpdateMatrix
     round: int
     disclosed: Mapping[Disclosure, NDArray[np.float64]] = field(default_factory=dict)
 
-    def told(self, what: Disclosure) -> NDArray[np.float64]:
-        """The disclosed values [n], in the order of the columns.
+    def disclosure(self, what: Disclosure) -> NDArray[np.float64]:
+        """Return the disclosed values [n], in the order of the columns.
 
         Raises:
-            UpdateError: if the aggregator did not declare this need, or nobody can meet it.
+            UpdateError: the view does not have them, because the aggregator does not declare them
+                in `needs`.
         """
         if what not in self.disclosed:
             raise UpdateError(
-                f"the server was not told {what.value}: an aggregator gets only what it declares "
-                "in `needs`"
+                f"the server does not know {what.value}: an aggregator receives only the "
+                "disclosures that it declares in `needs`"
             )
         return self.disclosed[what]
 
 
 @dataclass(frozen=True)
 class Aggregation:
-    """Result of one round at the server.
+    """The result of one round at the server.
 
     Attributes:
         delta: [p] change of the global model.
         weights: [n] each >= 0, with sum 1, in the order of the columns.
-        noise: the estimate that the weights rest on, where there is one; of the clients that were
-            not refused, in order.
-        state: for the next round.
-        is_weighted_sum: whether delta is just sum_i w_i delta_i, so that the weights tell its
-            noise; PFA's projection is more.
-        refused: clients whose updates no honest client could have sent, and why; their weights
-            are 0.
+        noise: the noise estimate that the weights were computed from, or None; for the clients that
+            were not refused, in order.
+        state: the aggregator's state for the next round.
+        is_weighted_sum: whether delta is sum_i w_i delta_i, so that its noise follows from the
+            weights. False for PFA, which also projects updates.
+        refused: the reason for each client whose update cannot come from an honest client; their
+            weights are 0.
     """
 
     delta: Tensor
@@ -113,24 +127,40 @@ class Aggregation:
 
 @runtime_checkable
 class Aggregator(Protocol):
-    """What the server does. An own aggregator needs just these two members."""
+    """Combines the updates of a round. Your own aggregator needs only these two members."""
 
     @property
     def needs(self) -> frozenset[Disclosure]:
-        """What the server must be told; the view holds nothing else."""
+        """The disclosures that the aggregator needs; the view holds no others."""
         ...
 
     def aggregate(self, view: ServerView, state: State) -> Aggregation:
-        """Combine the round's updates. Must not change its arguments."""
+        """Combine the updates of a round. The arguments must not be modified.
+
+        Args:
+            view: the updates, and the disclosures of `needs`.
+            state: the state that the previous round returned; empty in the first round.
+
+        Returns:
+            The change of the model, the weights, and the state for the next round.
+        """
         ...
 
 
 def weighted_sum(
     values: Tensor, weights: NDArray[np.float64], *, block_rows: int = 1 << 18
 ) -> Tensor:
-    """Compute sum_i w_i values[:, i] in float64, returned in the dtype of ``values``: [p].
+    """Compute sum_i w_i values[:, i] in float64.
 
-    Row blocks bound the extra memory, whatever the model's size.
+    The sum is computed in row blocks, so the extra memory does not grow with the model.
+
+    Args:
+        values: [p, n].
+        weights: [n].
+        block_rows: number of rows of a block.
+
+    Returns:
+        [p], in the dtype of ``values``.
     """
     w = torch.from_numpy(np.asarray(weights, dtype=np.float64)).to(values.device)
     result = torch.empty(values.shape[0], dtype=values.dtype, device=values.device)

@@ -1,14 +1,16 @@
-"""`Guard`: what differential privacy itself says about which updates an honest client can send.
+"""`Guard`: screens updates against the noise floor of the federation's policy.
 
-Weights of 1/sigma^2 invite a client without noise, which takes the whole round. But every honest
-client adds at least the noise of some plan that the federation permits, so an update with less
-energy than that, too many coordinates close to zero, or two updates closer to each other than
-that, did not come from honest clients. (The count of small coordinates is there because an update
-without noise can have the energy of noise, but not in every coordinate.)
+With weights of 1/sigma^2, a client that sends no noise gets almost the whole weight. But every
+honest client adds at least the noise of some plan that the federation permits. An update did
+therefore not come from an honest client if it has less energy than this noise, if it has too many
+coordinates close to zero, or if it is closer to another update than independent noise allows. (The
+coordinates are counted because an update without noise can have the energy of noise, but not in
+every coordinate.)
 
-An update can have all of that noise and still point in a chosen direction. Clients are therefore
-also judged over rounds (`AgreementTracker`): each pulls the model back by at most 1/n of what a
-typical client moves it forward, as far as two standard errors of the noise let the server see it.
+An update can have all the required noise and still point in a chosen direction. The guard therefore
+also compares the clients over rounds (`AgreementTracker`): no client moves the model back by more
+than 1/n of what a typical client moves it forward, as far as the server can detect this at two
+standard errors of the noise.
 """
 
 from __future__ import annotations
@@ -16,30 +18,35 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from noisewise.aggregation.agreement import AgreementTracker
-from noisewise.aggregation.base import Aggregation, ServerView, State, weighted_sum
+from noisewise.aggregation.base import Aggregation, Aggregator, ServerView, State, weighted_sum
 from noisewise.aggregation.weights import capped_weights
 from noisewise.checks import positive_int, positive_number
 from noisewise.errors import InvalidValueError, NoHonestUpdateError
 from noisewise.noise.estimate import NoiseEstimate
 from noisewise.noise.gram import gram_matrix
 
-__all__ = ["Guard", "Weighed", "guarded_sum"]
+__all__ = ["Guard", "Guardable", "Weighed", "as_guardable", "guarded_sum"]
 
-_OWN = 0.95  # of F: an honest update's energy has a relative deviation of sqrt(2/p)
-_PAIR = 1.9  # of F: the same for the difference of two independent ones
+_OWN = 0.95  # least energy of an update over F; its relative standard deviation is sqrt(2/p)
+_PAIR = 1.9  # least squared distance of two updates over F, for independent noise
 _CAP = 0.4
-_SIGNAL, _NOISE = 2.25, 1.1  # room for 1.5 times the common signal and for the noise's deviation
-_SMALL = (0.1, 0.3, 1.0)  # what counts as a small coordinate, in deviations of the floor's noise
+_SIGNAL, _NOISE = 2.25, 1.1  # limits: 1.5^2 times the common signal, 1.1 times the noise energy
+_SMALL = (
+    0.1,
+    0.3,
+    1.0,
+)  # limits of a small coordinate, in standard deviations of the floor's noise
 _ROWS = 1 << 18
 _PREFIX = "guard."
-_ERRORS = 5.0  # standard errors of room before an update is refused
-_ALONG = 3.0  # the same before one is shrunk, which costs an honest client little
+_ERRORS = 5.0  # standard errors of margin before an update is refused
+_ALONG = 3.0  # the same before an update is shrunk, which costs an honest client little
 
 
 @dataclass(frozen=True)
@@ -47,10 +54,15 @@ class Guard:
     """Screening and bounds that any noise-aware aggregator can use.
 
     Args:
-        floor: F, see `noise_floor`.
+        floor: F, the least noise energy of an honest update; see `noise_floor`.
         tolerated_attackers: f >= 1; no client gets a weight above 0.4 / f (see `cap`).
-        clip: bound each update's energy by what signal and noise can explain. Only for updates that
-            are divided by their number of steps, whose signals have one size.
+        clip: whether to shrink updates that are larger than signal and noise explain. Only for
+            updates that are divided by their number of steps, whose signals have the same size.
+
+    Example:
+        >>> guard = Guard(floor=2.0, tolerated_attackers=1)
+        >>> guard.variance(np.array([0.1, 5.0])).tolist()
+        [2.0, 5.0]
     """
 
     floor: float
@@ -62,36 +74,51 @@ class Guard:
         positive_int("tolerated_attackers", self.tolerated_attackers)
 
     def check(self, n_clients: int) -> None:
-        """Refuse a policy whose cap cannot hold even if all n clients send sound updates."""
+        """Check that n weights of at most 0.4 / f can sum to 1.
+
+        Raises:
+            InvalidValueError: f is too large for n clients.
+        """
         if _CAP / self.tolerated_attackers * n_clients < 1:
             allowed = f"must be at most {int(_CAP * n_clients)} for {n_clients} clients"
             raise InvalidValueError("tolerated_attackers", self.tolerated_attackers, allowed)
 
-    def cap(self, n_sound: int) -> float:
-        """w_max = 0.4 / f, or equal weights where a round has too few sound updates for that.
+    def cap(self, n_updates: int) -> float:
+        """Return w_max, the largest weight in a round with ``n_updates`` accepted updates.
 
-        An update that was refused must not end the round: whoever sent it would end the training.
+        It is 0.4 / f, or 1 / n_updates if that is larger. Without the second case a few refused
+        updates could end the round, and an attacker could stop the training.
         """
-        return max(_CAP / self.tolerated_attackers, 1 / n_sound)
+        return max(_CAP / self.tolerated_attackers, 1 / n_updates)
 
     def trusted(
         self, weights: NDArray[np.float64], trust: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Weights [m] lowered by ``trust`` [m]; the others take over the rest, within the cap.
+        """Lower the weights by the trust factors and give the rest to the other clients.
 
-        The cap is loosened where those who are trusted could not reach a sum of 1 otherwise: they
-        would have to pass weight on to those who are not.
+        The cap is raised to 1 / sum(trust) if that is larger. Otherwise the trusted clients could
+        not reach a sum of 1, and the rest would go back to the clients that are not trusted.
+
+        Args:
+            weights: [m], summing to 1.
+            trust: [m] factors in (0, 1], see `AgreementTracker`.
+
+        Returns:
+            [m], summing to 1.
         """
         if np.all(trust == 1):
             return weights
         return capped_weights(weights * trust, max(self.cap(len(weights)), 1 / trust.sum()))
 
     def refuse(self, values: Tensor, gram: NDArray[np.float64]) -> dict[int, str]:
-        """Which columns no honest client sends, and why.
+        """Find the updates that cannot come from an honest client.
 
         Args:
             values: [p, n] updates.
             gram: [n, n] their inner products.
+
+        Returns:
+            The reason for each refused column, by number of the column.
         """
         energy = np.diagonal(gram)
         refused = {
@@ -99,36 +126,39 @@ class Guard:
             for i in np.flatnonzero(energy < _OWN * self.floor)
         }
         for j in np.flatnonzero(self._too_many_small(values)):
-            refused.setdefault(int(j), "has coordinates without the noise that the policy demands")
+            refused.setdefault(
+                int(j), "has more coordinates close to zero than the policy's noise allows"
+            )
         distance = energy[:, None] + energy[None, :] - 2 * gram
         close = distance < _PAIR * self.floor
         np.fill_diagonal(close, False)
-        for i in refused:  # whoever comes close to a refused update may be honest
+        for i in refused:  # an update that is close to a refused one may be honest
             close[i, :] = close[:, i] = False
         for j in np.flatnonzero(close.any(axis=1)):
-            refused[int(j)] = "is too close to another update to have noise of its own"
+            refused[int(j)] = "is too close to another update to have independent noise"
         return refused
 
     def _too_many_small(self, values: Tensor) -> NDArray[np.bool_]:
-        """Columns with more coordinates near zero than noise of the floor leaves there.
+        """Return which columns have more coordinates close to zero than the floor's noise allows.
 
-        Every coordinate of an honest update is some signal plus normal noise of variance F/p or
-        more, and by Anderson's inequality no signal that does not depend on the noise makes
-        |signal + noise| <= t more likely. The gradients of later steps do depend on earlier noise
-        and pull it back a little, hence the room of 2 % (docs/noisewise_method.md).
+        Every coordinate of an honest update is signal plus normal noise of variance F/p or more. By
+        Anderson's inequality, a signal that does not depend on the noise cannot make
+        |signal + noise| <= t more likely. The gradients of later steps do depend on the noise of
+        earlier steps and reduce it a little; the margin of 2% allows for this
+        (docs/noisewise_method.md).
         """
         p = len(values)
         deviation = math.sqrt(self.floor / p)
-        found = np.zeros(values.shape[1], dtype=bool)
+        too_many = np.zeros(values.shape[1], dtype=bool)
         for t in _SMALL:
             chance = math.erf(t / math.sqrt(2.0))
-            room = _ERRORS * math.sqrt(p * chance * (1.0 - chance)) + 0.02 * p * chance
+            margin = _ERRORS * math.sqrt(p * chance * (1.0 - chance)) + 0.02 * p * chance
             counts = count_small(values, t * deviation)
-            found |= counts > p * chance + room
-        return found
+            too_many |= counts > p * chance + margin
+        return too_many
 
     def variance(self, estimate: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Estimates raised to the floor: nobody is quieter than the policy allows."""
+        """Return the estimated noise energies ([m]), each raised to at least the floor."""
         return np.maximum(estimate, self.floor)
 
     def factors(
@@ -138,21 +168,24 @@ class Guard:
         variance: NDArray[np.float64],
         size: int,
     ) -> NDArray[np.float64]:
-        """By how much to shrink each update so that it is as large as signal and noise explain.
+        """Compute the factors that shrink updates to the size that signal and noise explain.
 
-        With G the energy of the common signal (the median of <d_i, d_j> over pairs, weighted by
-        w_i w_j, of which a minority of the weight cannot decide):
+        Let G be the energy of the common signal: the median of <d_i, d_j> over pairs, weighted by
+        w_i w_j, which a minority of the weight cannot control. After shrinking,
 
         1. ||d_i||^2 <= 2.25 G + 1.1 sigma_i^2;
-        2. |<d_i, m>| <= 1.5 G + 3 sigma_i ||m|| / sqrt(p) for the others' aggregate m. Noise hardly
-           shows along one direction, so nobody pulls the model back by more than 1.5 times what
-           an average client moves it forward.
+        2. |<d_i, m>| <= 1.5 G + 3 sigma_i ||m|| / sqrt(p), where m is the aggregate of the other
+           clients. In one direction the noise is small, so no client moves the model back by much
+           more than 1.5 times what an average client moves it forward.
 
         Args:
-            gram: [m, m] of the updates that were not refused.
-            weights: [m] of the aggregate.
+            gram: [m, m] inner products of the updates that were not refused.
+            weights: [m] weights of the aggregate.
             variance: [m] noise energies.
             size: p.
+
+        Returns:
+            [m] factors in [0, 1]; all 1 without ``clip``.
         """
         n = len(gram)
         if not self.clip or n < 2:
@@ -175,8 +208,48 @@ class Guard:
         return factors
 
 
+@runtime_checkable
+class Guardable(Aggregator, Protocol):
+    """An aggregator that weights by noise and can have a `Guard`, which `guarded_sum` applies.
+
+    Your own aggregator needs no base class, only these two members and those of `Aggregator`.
+    """
+
+    @property
+    def guard(self) -> Guard | None:
+        """The guard, or None."""
+        ...
+
+    def with_guard(self, guard: Guard) -> Self:
+        """Return a copy of the aggregator with this guard."""
+        ...
+
+
+def as_guardable(aggregator: Aggregator, method: str) -> Guardable:
+    """Return the aggregator if it can have a guard.
+
+    Args:
+        aggregator: built-in or your own.
+        method: name of its method, for the error message.
+
+    Raises:
+        InvalidValueError: a member of `Guardable` is missing; the message names it.
+    """
+    if isinstance(aggregator, Guardable):
+        return aggregator
+    members = ("needs", "aggregate", "guard", "with_guard")
+    missing = [member for member in members if not hasattr(aggregator, member)]
+    raise InvalidValueError(
+        "method.name",
+        method,
+        f"cannot be guarded: its aggregator {type(aggregator).__name__} has no "
+        f"{' and no '.join(missing)}. Choose a method that weights by noise, or add `guard` and "
+        "`with_guard(guard)` to the aggregator (docs/own_parts.md)",
+    )
+
+
 def count_small(values: Tensor, limit: float) -> NDArray[np.int64]:
-    """How many coordinates of each column of values [p, n] lie within +-limit."""
+    """Count the coordinates within +-limit in each column of values [p, n]; returns [n]."""
     counts = np.zeros(values.shape[1], dtype=np.int64)
     for start in range(0, len(values), _ROWS):
         block = values[start : start + _ROWS]
@@ -186,18 +259,18 @@ def count_small(values: Tensor, limit: float) -> NDArray[np.int64]:
 
 def _weighted_median(values: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
     order = np.argsort(values)
-    reached = np.cumsum(weights[order])
-    return float(values[order][int(np.searchsorted(reached, 0.5 * reached[-1]))])
+    cumulative = np.cumsum(weights[order])
+    return float(values[order][int(np.searchsorted(cumulative, 0.5 * cumulative[-1]))])
 
 
 @dataclass(frozen=True)
 class Weighed:
-    """What an aggregator makes of the sound updates of a round.
+    """The weights that an aggregator computes for the m accepted updates of a round.
 
     Attributes:
         weights: [m], summing to 1.
-        noise: the estimate that they rest on, [m].
-        state: for the next round.
+        noise: the noise estimate that the weights were computed from, [m].
+        state: the aggregator's state for the next round.
     """
 
     weights: NDArray[np.float64]
@@ -206,41 +279,55 @@ class Weighed:
 
 
 Weigh = Callable[[Tensor, tuple[str, ...], float], Weighed]
-"""(updates [p, m], their ids, largest weight) -> weights; the guard's floor is up to the caller."""
+"""(updates [p, m], their ids, largest weight) -> weights. It applies `Guard.variance` itself."""
 
 
 def guarded_sum(view: ServerView, guard: Guard | None, weigh: Weigh, state: State) -> Aggregation:
-    """The weighted sum of a round's updates, behind a guard or without one.
+    """Compute the weighted sum of a round's updates, with or without a guard.
 
-    The guard keeps its part of the state under names that begin with ``guard.``.
+    The guard's part of the state has names that begin with ``guard.``.
+
+    Args:
+        view: the round's updates.
+        guard: refuses updates and limits weights; None for no guard.
+        weigh: computes the weights of the accepted updates; see `Weigh`.
+        state: the state that the previous round returned.
+
+    Returns:
+        The aggregation; its ``refused`` has the reasons for the refused updates.
 
     Raises:
-        NoHonestUpdateError: if the guard refuses every update.
+        NoHonestUpdateError: the guard refuses every update.
     """
     values, ids = view.updates.values, view.updates.ids
     if guard is None:
-        found = weigh(values, ids, 1.0)
-        delta = weighted_sum(values, found.weights)
-        return Aggregation(delta, found.weights, found.noise, found.state)
+        weighed = weigh(values, ids, 1.0)
+        delta = weighted_sum(values, weighed.weights)
+        return Aggregation(delta, weighed.weights, weighed.noise, weighed.state)
     gram = gram_matrix(values).matrix
     refused = guard.refuse(values, gram)
-    sound = [i for i in range(len(ids)) if i not in refused]
-    reasons = {ids[i]: why for i, why in sorted(refused.items())}
-    if not sound:
-        told = "; ".join(f"{client} {why}" for client, why in reasons.items())
-        raise NoHonestUpdateError(f"no update of this round can come from an honest client: {told}")
-    kept = values if not refused else values[:, sound]
-    found = weigh(kept, tuple(ids[i] for i in sound), guard.cap(len(sound)))
-    variance = guard.variance(found.noise.variance)
-    among = gram[np.ix_(sound, sound)]
+    accepted = [i for i in range(len(ids)) if i not in refused]
+    reasons = {ids[i]: reason for i, reason in sorted(refused.items())}
+    if not accepted:
+        listed = "; ".join(f"{client} {reason}" for client, reason in reasons.items())
+        raise NoHonestUpdateError(
+            f"no update of this round can come from an honest client: {listed}"
+        )
+    kept = values if not refused else values[:, accepted]
+    kept_ids = tuple(ids[i] for i in accepted)
+    weighed = weigh(kept, kept_ids, guard.cap(len(accepted)))
+    variance = guard.variance(weighed.noise.variance)
+    kept_gram = gram[np.ix_(accepted, accepted)]
     tracker = AgreementTracker(tolerated_attackers=guard.tolerated_attackers)
-    own = {k.removeprefix(_PREFIX): v for k, v in state.items() if k.startswith(_PREFIX)}
-    names = tuple(ids[i] for i in sound)
-    trust, following = tracker.judge(kept, names, variance, found.weights, own)
-    trusted = guard.trusted(found.weights, trust)
-    factors = guard.factors(among, trusted, variance, len(values))
+    guard_state = {k.removeprefix(_PREFIX): v for k, v in state.items() if k.startswith(_PREFIX)}
+    trust, next_guard_state = tracker.judge(kept, kept_ids, variance, weighed.weights, guard_state)
+    trusted = guard.trusted(weighed.weights, trust)
+    factors = guard.factors(kept_gram, trusted, variance, len(values))
     weights = np.zeros(len(ids))
-    weights[sound] = trusted
+    weights[accepted] = trusted
     delta = weighted_sum(kept, trusted * factors)
-    later = {**found.state, **{_PREFIX + name: array for name, array in following.items()}}
-    return Aggregation(delta, weights, found.noise, later, refused=reasons)
+    next_state = {
+        **weighed.state,
+        **{_PREFIX + name: array for name, array in next_guard_state.items()},
+    }
+    return Aggregation(delta, weights, weighed.noise, next_state, refused=reasons)

@@ -14,18 +14,21 @@ __all__ = ["Oracle"]
 
 @dataclass(frozen=True)
 class Oracle:
-    """w_i ~ 1 / sigma_i^2 with the closed-form sigma_i^2: the solution of the paper's eq. w_opt."""
+    """w_i ~ 1 / sigma_i^2 with the closed-form sigma_i^2, the solution of the paper's eq. w_opt.
+
+    For comparison in simulations: it has the least noise that any weights can reach.
+    """
 
     reads_all_coordinates: ClassVar[bool] = True
 
     @property
     def needs(self) -> frozenset[Disclosure]:
-        """The true noise of each update."""
+        """The true noise energy of each update."""
         return frozenset({Disclosure.TRUE_VARIANCE})
 
     def aggregate(self, view: ServerView, state: State) -> Aggregation:
         """See `Aggregator`."""
-        variance = view.told(Disclosure.TRUE_VARIANCE)
+        variance = view.disclosure(Disclosure.TRUE_VARIANCE)
         weights = inverse_variance_weights(variance)
         delta = weighted_sum(view.updates.values, weights)
         return Aggregation(delta, weights, NoiseEstimate(variance, "oracle"), state)

@@ -18,47 +18,55 @@ from noisewise.checks import positive_int
 
 __all__ = ["PFA", "public_clients"]
 
-_STARTS = 10  # of further fits where the best one leaves a client alone
+_STARTS = 10  # further fits, if the best one has a cluster of a single client
 
 
 def public_clients(epsilons: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Who counts as "public": the cluster of larger epsilons.
+    """Find the "public" clients of PFA: the cluster with the larger epsilons.
 
-    A mixture of two Gaussians is fitted to the epsilons, as the Robust-HDP authors do, and the
-    smallest epsilon of its upper component is the threshold. (A wide upper component can claim
-    epsilons below a narrow lower one, as in the authors' Dist6, where the client with the least
-    epsilon of all would count as public: what lies below the lower mean stays private.) A cluster
-    of one client has a likelihood without bound, however near its neighbours are, and in Dist6 it
-    beats the cluster of eleven: it is taken only where no start finds two larger ones. With a
-    single value, or where one cluster takes everybody, all clients are public.
+    A mixture of two Gaussians is fitted to the epsilons, as in the Robust-HDP authors' code. The
+    threshold is the smallest epsilon of the upper component, with two exceptions:
+
+    - A wide upper component can also contain epsilons below a narrow lower component. In the
+      authors' Dist6 it contains the smallest epsilon of all. Clients with an epsilon below the mean
+      of the lower component are therefore private.
+    - The likelihood of a cluster with one client has no upper bound, however close the other
+      clients are. In Dist6 it exceeds the likelihood of the cluster of eleven. Such a cluster is
+      used only if further fits find no two larger clusters.
+
+    If all epsilons are equal, or one cluster contains all clients, all clients are public.
 
     Args:
-        epsilons: [n] as reported.
+        epsilons: [n] as the clients report them.
 
     Returns:
-        [n] mask with at least one True.
+        [n] mask of the public clients, at least one.
+
+    Example:
+        >>> public_clients(np.array([0.1, 0.2, 0.15, 5.0, 5.2])).tolist()
+        [False, False, False, True, True]
     """
     return np.asarray(epsilons >= _threshold(tuple(sorted(map(float, epsilons)))))
 
 
-@lru_cache(maxsize=64)  # a federation asks the same in every round
+@lru_cache(maxsize=64)  # the epsilons are the same in every round
 def _threshold(epsilons: tuple[float, ...]) -> float:
-    """The least epsilon of the public clients, from all in ascending order."""
+    """Return the smallest epsilon of the public clients; ``epsilons`` are in ascending order."""
     ordered = np.array(epsilons)
     if ordered[0] == ordered[-1]:
         return epsilons[0]
-    found = _two_clusters(ordered, 3, 0)
-    if found.smallest < 2:
-        others = (_two_clusters(ordered, 1, start) for start in range(1, _STARTS + 1))
+    best = _two_clusters(ordered, 3, 0)
+    if best.smallest < 2:
+        others = (_two_clusters(ordered, 1, seed) for seed in range(1, _STARTS + 1))
         larger = [other for other in others if other.smallest >= 2]
-        found = max(larger, key=lambda other: other.likelihood, default=found)
-    upper = ordered[found.upper & (ordered > found.lower_mean)]
+        best = max(larger, key=lambda other: other.likelihood, default=best)
+    upper = ordered[best.upper & (ordered > best.lower_mean)]
     return float(upper.min()) if upper.size else epsilons[0]
 
 
 @dataclass(frozen=True)
 class _Clusters:
-    """A fitted mixture: who is in the upper of its two components, and how well it fits."""
+    """A fitted mixture: which clients are in its upper component, and how well it fits."""
 
     upper: NDArray[np.bool_]
     lower_mean: float
@@ -66,7 +74,7 @@ class _Clusters:
 
     @property
     def smallest(self) -> int:
-        """Clients in the smaller cluster."""
+        """Number of clients in the smaller cluster."""
         return int(min(self.upper.sum(), (~self.upper).sum()))
 
 
@@ -84,10 +92,18 @@ def _two_clusters(values: NDArray[np.float64], starts: int, seed: int) -> _Clust
 
 
 def _principal_directions(centred: Tensor, dimension: int, energy: float) -> Tensor:
-    """The ``dimension`` leading left singular vectors [p, k] of a tall matrix [p, m].
+    """Compute the leading left singular vectors of a tall matrix from its m x m Gram matrix.
 
-    By the m x m Gram matrix; directions of (numerically) no energy are left out, where ``energy``
-    is that of the matrix before centring: identical columns leave nothing but rounding.
+    Directions without energy, up to rounding, are left out.
+
+    Args:
+        centred: [p, m] updates minus their mean.
+        dimension: largest number of vectors.
+        energy: energy of the updates before the mean was subtracted. If all columns are equal, only
+            rounding remains, which is small compared with it.
+
+    Returns:
+        [p, k], k <= dimension.
     """
     gram = centred.T @ centred
     values, vectors = torch.linalg.eigh(gram)
@@ -100,16 +116,16 @@ def _principal_directions(centred: Tensor, dimension: int, energy: float) -> Ten
 
 @dataclass(frozen=True)
 class PFA:
-    """Private clients' updates are projected on the public ones' principal subspace; w ~ epsilon.
+    """Projects private clients' updates on the public clients' principal subspace; w ~ epsilon.
 
-    With m the mean of the public updates and V their ``dimension`` leading principal directions
-    around m, a private update d becomes m + V V^T (d - m). With a single public client there is no
-    spread around the mean, and d is projected on that client's update itself. Unlike the
-    Robust-HDP authors' code, coordinates are not scaled by their spread over the public clients:
-    with a handful of them, that spread is noise.
+    Let m be the mean of the public updates and V their ``dimension`` leading principal directions
+    around m. A private update d becomes m + V V^T (d - m). A single public client has no principal
+    directions around the mean; d is then projected on that client's update. Unlike in the
+    Robust-HDP authors' code, coordinates are not divided by their standard deviation over the
+    public clients, which is mostly noise if there are few of them.
 
     Args:
-        dimension: of the projection; 1 as in both papers.
+        dimension: dimension of the subspace; 1 in both papers.
     """
 
     dimension: int = 1
@@ -120,24 +136,26 @@ class PFA:
 
     @property
     def needs(self) -> frozenset[Disclosure]:
-        """The clients' epsilons, for clusters and weights."""
+        """The clients' epsilons, for the clusters and the weights."""
         return frozenset({Disclosure.EPSILON})
 
     def aggregate(self, view: ServerView, state: State) -> Aggregation:
         """See `Aggregator`."""
-        epsilons = view.told(Disclosure.EPSILON)
+        epsilons = view.disclosure(Disclosure.EPSILON)
         weights = proportional_weights(epsilons)
         public = public_clients(epsilons)
         values = view.updates.values
         if public.all():
             return Aggregation(weighted_sum(values, weights), weights, None, state)
         mask = torch.from_numpy(public).to(values.device)
-        seen, hidden = values[:, mask].double(), values[:, ~mask].double()
-        alone = seen.shape[1] == 1
-        mean = torch.zeros_like(seen) if alone else seen.mean(dim=1, keepdim=True)
-        energy = float(seen.square().sum())
-        directions = _principal_directions(seen - mean, self.dimension, energy)
-        projected = mean + directions @ (directions.T @ (hidden - mean))
-        combined = torch.cat([seen, projected], dim=1).to(values.dtype)
+        public_values, private_values = values[:, mask].double(), values[:, ~mask].double()
+        single = public_values.shape[1] == 1
+        mean = (
+            torch.zeros_like(public_values) if single else public_values.mean(dim=1, keepdim=True)
+        )
+        energy = float(public_values.square().sum())
+        directions = _principal_directions(public_values - mean, self.dimension, energy)
+        projected = mean + directions @ (directions.T @ (private_values - mean))
+        combined = torch.cat([public_values, projected], dim=1).to(values.dtype)
         delta = weighted_sum(combined, np.concatenate([weights[public], weights[~public]]))
         return Aggregation(delta, weights, None, state, is_weighted_sum=False)

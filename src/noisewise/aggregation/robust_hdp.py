@@ -1,4 +1,4 @@
-"""Robust-HDP: weights from the noise that the server estimates itself (the paper's Algorithm 1)."""
+"""Robust-HDP: weights from the noise that the server estimates (the paper's Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from noisewise.aggregation.weights import inverse_variance_weights, without_empt
 from noisewise.checks import positive_int
 from noisewise.errors import InvalidValueError
 from noisewise.noise.estimate import Estimator
-from noisewise.noise.pcp import PCP
+from noisewise.noise.pcp_estimator import PCP
+from noisewise.noise.reseeding import reseeded
 from noisewise.noise.smoothing import NoiseTracker
-from noisewise.noise.unforeseen import reseeded
 
 __all__ = ["RobustHDP"]
 
 
 @dataclass(frozen=True)
 class RobustHDP:
-    """w_i ~ 1 / sigma_i^2 with sigma_i^2 estimated from the updates alone.
+    """w_i ~ 1 / sigma_i^2, where sigma_i^2 is estimated from the updates only.
 
     Args:
-        estimator: anything with `estimate(updates) -> NoiseEstimate`; the paper's is `PCP`.
-        estimate: ``"every"`` round as in Algorithm 1; every k-th, given k; or the ``"first"`` round
-            in which a client takes part, as the authors' code does.
-        smooth: number of rounds over which a client's estimates are averaged; 1 is the paper's
-            (see `NoiseTracker`).
-        guard: screening and bounds against hostile clients; None is the paper's method.
+        estimator: any `Estimator`; the paper uses `PCP`.
+        estimate: when to estimate: in ``"every"`` round, as in Algorithm 1; in every k-th round,
+            given k; or in the ``"first"`` round in which a client takes part, as in the authors'
+            code.
+        smooth: number of rounds over which a client's estimates are averaged (see `NoiseTracker`);
+            1, as in the paper, for no averaging.
+        guard: screening and bounds against hostile clients; None for the paper's method.
     """
 
     estimator: Estimator = field(default_factory=PCP)
@@ -57,8 +58,12 @@ class RobustHDP:
         return frozenset()
 
     def reseeded(self, seed: int | None) -> Self:
-        """See `noisewise.noise.unforeseen.Reseedable`."""
+        """See `noisewise.noise.reseeding.Reseedable`."""
         return replace(self, estimator=reseeded(self.estimator, seed, "estimator"))
+
+    def with_guard(self, guard: Guard) -> Self:
+        """See `Guardable`."""
+        return replace(self, guard=guard)
 
     def aggregate(self, view: ServerView, state: State) -> Aggregation:
         """See `Aggregator`."""
@@ -66,10 +71,10 @@ class RobustHDP:
         tracker = NoiseTracker(self.estimator, every=every, memory=self.smooth)
 
         def weigh(values: Tensor, ids: tuple[str, ...], cap: float) -> Weighed:
-            noise, following = tracker.estimate(values, ids, state)
+            noise, next_state = tracker.estimate(values, ids, state)
             empty = ~(values != 0).any(dim=0).cpu().numpy()
             variance = noise.variance if self.guard is None else self.guard.variance(noise.variance)
             weights = inverse_variance_weights(without_empty(variance, empty), cap=cap)
-            return Weighed(weights, noise, following)
+            return Weighed(weights, noise, next_state)
 
         return guarded_sum(view, self.guard, weigh, state)

@@ -1,8 +1,8 @@
-"""Screening: which received updates can be aggregated (docs/privacy.md, guarantee 8)."""
+"""Screening: drops received updates that cannot be aggregated (docs/privacy.md, guarantee 8)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,22 +11,33 @@ from torch import Tensor
 from noisewise.aggregation.base import UpdateMatrix
 from noisewise.errors import UpdateError
 
-__all__ = ["Screened", "screen_updates", "update_fault"]
+__all__ = ["Screened", "screen_updates", "stack_updates", "update_fault"]
 
 
-_LARGEST_ENERGY = 1e200  # estimators square and sum; float32 updates never come near
+_LARGEST_ENERGY = 1e200  # estimators square and sum it; float32 updates are far below
 
 
 @dataclass(frozen=True)
 class Screened:
-    """The sound updates, and why each of the others was dropped."""
+    """The usable updates of a round, and the reasons for the others.
+
+    Attributes:
+        updates: the usable updates.
+        dropped: why an update was dropped, by client id.
+    """
 
     updates: UpdateMatrix
     dropped: Mapping[str, str]
 
 
 def update_fault(update: object, size: int, dtype: torch.dtype) -> str | None:
-    """What is wrong with one update, or None."""
+    """Return what is wrong with one update, or None if it is usable.
+
+    Args:
+        update: what a client sent.
+        size: p, the expected length.
+        dtype: the expected type.
+    """
     if not isinstance(update, Tensor):
         return f"is a {type(update).__name__}, not a tensor"
     if update.layout != torch.strided or update.is_nested or update.is_meta:
@@ -37,7 +48,7 @@ def update_fault(update: object, size: int, dtype: torch.dtype) -> str | None:
         return f"has dtype {update.dtype}, expected {dtype}"
     if not bool(torch.isfinite(update).all()):
         bad = int((~torch.isfinite(update)).sum())
-        return f"has {bad} values that are not finite"
+        return f"has {bad} NaN or infinite values"
     if float(update.detach().double().square().sum()) > _LARGEST_ENERGY:
         return f"is too large: its squared norm is above {_LARGEST_ENERGY:g}"
     return None
@@ -46,26 +57,43 @@ def update_fault(update: object, size: int, dtype: torch.dtype) -> str | None:
 def screen_updates(
     received: Mapping[str, Tensor], *, size: int, dtype: torch.dtype = torch.float32
 ) -> Screened:
-    """Keep updates of the right type, shape and dtype with finite values; say why others go.
+    """Keep the updates with the expected shape and dtype and finite values.
 
-    Clients are ordered by id, so that the result does not depend on who answered first.
+    Clients are sorted by id, so the result does not depend on the order of their replies.
 
     Args:
         received: updates by client id.
-        size: p, the length that the server asked for.
-        dtype: the type that the server asked for.
+        size: p, the expected length.
+        dtype: the expected type.
+
+    Returns:
+        The usable updates, and why each of the others was dropped.
 
     Raises:
-        UpdateError: if nothing is left; the message holds the reasons.
+        UpdateError: no update is usable; the message lists the reasons.
     """
     faults = {client: update_fault(update, size, dtype) for client, update in received.items()}
     dropped = {client: fault for client, fault in sorted(faults.items()) if fault is not None}
     kept = sorted(client for client, fault in faults.items() if fault is None)
     if not kept:
         reasons = "; ".join(f"{client} {fault}" for client, fault in dropped.items())
-        raise UpdateError(f"no usable update in this round: {reasons or 'nobody answered'}")
-    first = received[kept[0]].detach()
-    matrix = torch.empty((size, len(kept)), dtype=dtype, device=first.device)
-    for column, client in enumerate(kept):  # one at a time: they may come from disk
-        matrix[:, column] = received[client].detach()
-    return Screened(UpdateMatrix(matrix, tuple(kept)), dropped)
+        raise UpdateError(f"no usable update in this round: {reasons or 'no client replied'}")
+    return Screened(stack_updates(received, kept), dropped)
+
+
+def stack_updates(updates: Mapping[str, Tensor], clients: Iterable[str]) -> UpdateMatrix:
+    """Make the update matrix of some clients, ordered by id.
+
+    Args:
+        updates: updates [p] by client id.
+        clients: ids of at least one client; `update_fault` found no fault in their updates.
+
+    Returns:
+        The matrix [p, n].
+    """
+    ids = tuple(sorted(clients))
+    first = updates[ids[0]]
+    matrix = torch.empty((len(first), len(ids)), dtype=first.dtype, device=first.device)
+    for column, client in enumerate(ids):  # one at a time, because they may be read from disk
+        matrix[:, column] = updates[client].detach()
+    return UpdateMatrix(matrix, ids)

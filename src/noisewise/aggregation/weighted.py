@@ -1,4 +1,4 @@
-"""Averages with weights that the clients' own words decide: WeiAvg, DPFedAvg and FedAvg."""
+"""Averages with weights from what the clients disclose: WeiAvg, BudgetAvg, DPFedAvg and FedAvg."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from noisewise.aggregation.weights import proportional_weights
 __all__ = ["BudgetWeighted", "ExampleWeighted", "WeiAvg"]
 
 
-def _average(view: ServerView, told: Disclosure, state: State) -> Aggregation:
-    weights = proportional_weights(view.told(told))
+def _average(view: ServerView, what: Disclosure, state: State) -> Aggregation:
+    weights = proportional_weights(view.disclosure(what))
     return Aggregation(weighted_sum(view.updates.values, weights), weights, None, state)
 
 
@@ -20,7 +20,7 @@ def _average(view: ServerView, told: Disclosure, state: State) -> Aggregation:
 class WeiAvg:
     """w_i ~ epsilon_i (Liu et al., VLDB 2021; the paper's algorithm WeiAvg).
 
-    Believes whatever epsilon a client reports.
+    The server does not check the epsilons that clients report.
     """
 
     reads_all_coordinates: ClassVar[bool] = True
@@ -37,7 +37,7 @@ class WeiAvg:
 
 @dataclass(frozen=True)
 class ExampleWeighted:
-    """w_i ~ N_i (McMahan et al., 2017): the server of DPFedAvg, minimum epsilon and FedAvg."""
+    """w_i ~ N_i (McMahan et al., 2017): the aggregator of DPFedAvg, MinEpsilon and FedAvg."""
 
     reads_all_coordinates: ClassVar[bool] = True
 
@@ -53,11 +53,10 @@ class ExampleWeighted:
 
 @dataclass(frozen=True)
 class BudgetWeighted:
-    """w_i ~ (N_i epsilon_i)^2: about the information that a step-normalised update carries.
+    """w_i ~ (N_i epsilon_i)^2: close to the best weights for step-normalised updates.
 
-    At equal rounds and delta the noise of an average gradient over all a client's records is about
-    1 / (N epsilon)^2 whatever its batch size, so these weights come close to the optimum for
-    updates that are divided by their steps. They need both numbers disclosed, and believe them.
+    With equal rounds and delta, the noise of a client's mean gradient is about 1 / (N epsilon)^2
+    for any batch size. Clients have to disclose both numbers, and the server does not check them.
     """
 
     reads_all_coordinates: ClassVar[bool] = True
@@ -69,7 +68,10 @@ class BudgetWeighted:
 
     def aggregate(self, view: ServerView, state: State) -> Aggregation:
         """See `Aggregator`."""
-        sizes, epsilons = view.told(Disclosure.N_EXAMPLES), view.told(Disclosure.EPSILON)
+        sizes, epsilons = (
+            view.disclosure(Disclosure.N_EXAMPLES),
+            view.disclosure(Disclosure.EPSILON),
+        )
         relative = (sizes / sizes.max()) * (epsilons / epsilons.max())
         weights = proportional_weights(relative**2)
         return Aggregation(weighted_sum(view.updates.values, weights), weights, None, state)

@@ -1,4 +1,4 @@
-"""Aggregation weights: inverse variance inside a box, noise against bias, and proportional."""
+"""Aggregation weights: inverse variance with bounds, noise against bias, and proportional."""
 
 from __future__ import annotations
 
@@ -20,24 +20,29 @@ __all__ = [
 def inverse_variance_weights(
     variance: ArrayLike, floor: float = 0.0, cap: float = 1.0
 ) -> NDArray[np.float64]:
-    """Weights with the least aggregated noise, each between ``floor`` and ``cap``.
+    """Compute the weights with the least aggregated noise, each between ``floor`` and ``cap``.
 
-    Solves the paper's eq. w_opt with a box: min sum_i w_i^2 sigma_i^2, sum_i w_i = 1,
+    They solve the paper's eq. w_opt with bounds: min sum_i w_i^2 sigma_i^2, sum_i w_i = 1,
     floor <= w_i <= cap. The optimum is w_i = clip(tau / sigma_i^2, floor, cap) with the tau for
-    which the sum is 1; without a box it is the paper's w_i ~ 1/sigma_i^2. (Clipping the plain
-    weights and renormalising is neither optimal nor inside the box.)
+    which the sum is 1; without bounds it is the paper's w_i ~ 1/sigma_i^2. (Clipping the weights
+    without bounds and renormalising them is not optimal, and can exceed the bounds again.)
 
-    Clients with variance 0 get the limit of sigma_i^2 -> 0: they share what the floors of the
-    others leave, equally, up to the cap; if the cap leaves something over, the others share it.
-    A client with infinite variance gets the floor, unless the caps of the others force more.
+    Clients with variance 0 get the weights of the limit sigma_i^2 -> 0: the others get the floor,
+    and the clients with variance 0 share the rest equally, each up to the cap. If weight remains,
+    the others share it. A client with infinite variance gets the floor, or more if the caps of the
+    others require it.
 
     Args:
         variance: [n], sigma_i^2 >= 0, at least one of them finite.
-        floor: least weight of a client, 0 <= floor <= 1/n.
-        cap: greatest weight of a client, at least 1/n.
+        floor: smallest weight of a client, 0 <= floor <= 1/n.
+        cap: largest weight of a client, at least 1/n.
 
     Returns:
         [n] float64, summing to 1.
+
+    Raises:
+        InvalidValueError: all variances are infinite, one is negative or NaN, or a bound is
+            impossible.
 
     Examples:
         >>> inverse_variance_weights([1.0, 4.0]).tolist()
@@ -48,12 +53,12 @@ def inverse_variance_weights(
     v = _vector("variance", variance)
     n = v.size
     if np.all(np.isinf(v)):
-        raise InvalidValueError("variance", variance, "at least one must be finite")
+        raise InvalidValueError("variance", variance, "must have at least one finite value")
     if not 0 <= floor <= (1 + _ROUNDING) / n:
         raise InvalidValueError("floor", floor, f"must be in [0, 1/n] = [0, {1 / n:g}]")
-    cap = _sound_cap(cap, n)
+    cap = _checked_cap(cap, n)
     weights = np.full(n, float(floor))
-    # Cheapest class first: noise-free clients, then those with noise, then the infinite ones.
+    # Clients without noise come first, then those with finite and with infinite variance.
     for group in (v == 0, (v > 0) & np.isfinite(v), np.isinf(v)):
         members = int(np.count_nonzero(group))
         if not members:
@@ -75,17 +80,24 @@ def noise_and_bias_weights(
     target: ArrayLike | None = None,
     cap: float = 1.0,
 ) -> NDArray[np.float64]:
-    """Weights that balance noise against bias towards the clients that happen to be quiet.
+    """Compute weights that balance noise against bias towards clients with little noise.
 
-    Minimises sum_i w_i^2 v_i + zeta^2 sum_i (w_i - lambda_i)^2 with sum_i w_i = 1 and
-    0 <= w_i <= cap: w_i = min(cap, (tau + zeta^2 lambda_i) / (v_i + zeta^2)) with the tau >= 0 for
-    which the sum is 1. zeta -> 0 gives inverse variance, zeta -> infinity gives lambda.
+    They minimise sum_i w_i^2 v_i + zeta^2 sum_i (w_i - lambda_i)^2 with sum_i w_i = 1 and
+    0 <= w_i <= cap. The solution is w_i = min(cap, (tau + zeta^2 lambda_i) / (v_i + zeta^2)) with
+    the tau >= 0 for which the sum is 1. zeta -> 0 gives inverse-variance weights, and
+    zeta -> infinity gives lambda.
 
     Args:
-        variance: v_i, [n], >= 0, the noise alone; at least one finite.
-        spread: zeta^2 >= 0, the energy of what a client's true update has of its own.
+        variance: v_i, [n], >= 0, noise energies; at least one finite.
+        spread: zeta^2 >= 0, the energy of the signal that only one client has.
         target: lambda, [n], >= 0, summing to 1; uniform by default.
-        cap: greatest weight of a client, at least 1/n.
+        cap: largest weight of a client, at least 1/n.
+
+    Returns:
+        [n] float64, summing to 1.
+
+    Raises:
+        InvalidValueError: an argument has a wrong shape or range; the message names it.
 
     Examples:
         >>> noise_and_bias_weights([1.0, 4.0], 0.0).tolist()
@@ -95,40 +107,51 @@ def noise_and_bias_weights(
     """
     v = _vector("variance", variance)
     spread = non_negative_number("spread", spread)
-    cap = _sound_cap(cap, v.size)
+    cap = _checked_cap(cap, v.size)
     lam = np.full(v.size, 1 / v.size) if target is None else _vector("target", target)
     if lam.shape != v.shape or abs(float(lam.sum()) - 1) > 1e-6:
         raise InvalidValueError("target", target, f"must be {v.size} numbers with sum 1")
     if spread == 0 or np.any(v + spread == 0):
         return inverse_variance_weights(v, cap=cap)
-    usable = np.isfinite(v)
-    if not np.any(usable) or np.count_nonzero(usable) * cap < 1 - _ROUNDING:
+    finite = np.isfinite(v)
+    if not np.any(finite) or np.count_nonzero(finite) * cap < 1 - _ROUNDING:
         return inverse_variance_weights(v, cap=cap)
     weights = np.zeros(v.size)
-    share = lam[usable] / lam[usable].sum() if lam[usable].any() else np.ones(usable.sum())
+    share = lam[finite] / lam[finite].sum() if lam[finite].any() else np.ones(finite.sum())
     share = share / share.sum()
-    # In units of the smallest v + zeta^2, so that nothing overflows.
-    unit = float(np.min(v[usable] + spread))
-    precision = unit / (v[usable] + spread)
+    # In units of the smallest v + zeta^2, to prevent overflow.
+    unit = float(np.min(v[finite] + spread))
+    precision = unit / (v[finite] + spread)
     offset = (spread / unit) * share * precision
     free = np.ones(share.size, dtype=bool)
-    found = np.zeros(share.size)
-    for _ in range(share.size + 1):  # weights that reach the cap stay there: tau only grows
+    candidates = np.zeros(share.size)
+    for _ in range(share.size + 1):  # tau only grows, so weights that reach the cap stay there
         mass = 1.0 - cap * np.count_nonzero(~free)
         tau = (mass - offset[free].sum()) / precision[free].sum()
-        found = np.where(free, tau * precision + offset, cap)
-        over = free & (found > cap)
+        candidates = np.where(free, tau * precision + offset, cap)
+        over = free & (candidates > cap)
         free &= ~over
         if not over.any() or not free.any():
             break
-    weights[usable] = np.clip(found, 0.0, cap)
+    weights[finite] = np.clip(candidates, 0.0, cap)
     return weights / weights.sum() if cap >= 1 else weights
 
 
 def capped_weights(values: ArrayLike, cap: float) -> NDArray[np.float64]:
-    """Weights proportional to ``values`` ([n], >= 0) as far as none exceeds ``cap``.
+    """Compute weights proportional to ``values``, with an upper limit.
 
-    What the cap cuts off goes to the others in proportion, as in `inverse_variance_weights`.
+    Weight above the limit goes to the other clients in proportion, as in
+    `inverse_variance_weights`.
+
+    Args:
+        values: [n], >= 0, finite, at least one > 0.
+        cap: largest weight of a client, at least 1/n.
+
+    Returns:
+        [n] float64, summing to 1.
+
+    Raises:
+        InvalidValueError: a value or the cap is out of range.
 
     Examples:
         >>> capped_weights([8.0, 1.0, 1.0], 0.5).tolist()
@@ -140,18 +163,34 @@ def capped_weights(values: ArrayLike, cap: float) -> NDArray[np.float64]:
 
 
 def without_empty(variance: ArrayLike, empty: ArrayLike) -> NDArray[np.float64]:
-    """Variances to weight by, with the clients marked ``empty`` ([n] bool) set to infinity.
+    """Return the variances with those of all-zero updates set to infinity.
 
-    A client that adds noise cannot send zeros, so an all-zero update is a fault or an attack, and
-    the inverse of its estimated variance 0 would take the whole round. If all are empty, it does
-    not matter, and all stay as they are.
+    A client that adds noise cannot send an all-zero update, so this is a fault or an attack. Its
+    estimated variance is 0, and with weights of 1/variance it would get the whole weight. If all
+    updates are zero, the weights do not matter, and the variances are returned unchanged.
+
+    Args:
+        variance: [n].
+        empty: [n] bool, True for all-zero updates.
+
+    Returns:
+        [n] float64.
     """
-    v, none = np.asarray(variance, dtype=np.float64), np.asarray(empty, dtype=bool)
-    return v if none.all() else np.where(none, np.inf, v)
+    v, is_empty = np.asarray(variance, dtype=np.float64), np.asarray(empty, dtype=bool)
+    return v if is_empty.all() else np.where(is_empty, np.inf, v)
 
 
 def proportional_weights(values: ArrayLike) -> NDArray[np.float64]:
-    """Weights proportional to ``values`` ([n], >= 0): w ~ N (DPFedAvg), w ~ epsilon (WeiAvg).
+    """Compute weights proportional to ``values``: w ~ N (DPFedAvg), w ~ epsilon (WeiAvg).
+
+    Args:
+        values: [n], >= 0, finite, at least one > 0.
+
+    Returns:
+        [n] float64, summing to 1.
+
+    Raises:
+        InvalidValueError: a value is out of range, or all are 0.
 
     Examples:
         >>> proportional_weights([1, 3]).tolist()
@@ -160,22 +199,22 @@ def proportional_weights(values: ArrayLike) -> NDArray[np.float64]:
     v = _vector("values", values)
     largest = float(np.max(v))
     if not 0 < largest < np.inf:
-        raise InvalidValueError("values", values, "must be finite, and at least one > 0")
-    v = v / largest  # so that the sum cannot overflow
+        raise InvalidValueError("values", values, "must be finite, and at least one must be > 0")
+    v = v / largest  # the sum cannot overflow
     return np.asarray(v / np.sum(v))
 
 
 _TINY = 1e-200  # keeps cap / precision finite
-_ROUNDING = 1e-12  # how far n * cap may miss 1: 1/n is not exact in binary
+_ROUNDING = 1e-12  # tolerance for n * cap >= 1, because 1/n is not exact in binary
 
 
 def _share(
     mass: float, precision: NDArray[np.float64], floor: float, cap: float
 ) -> NDArray[np.float64]:
-    """clip(tau * precision, floor, cap) with the tau > 0 for which the sum is ``mass``.
+    """Return clip(tau * precision, floor, cap) with the tau > 0 for which the sum is ``mass``.
 
-    The sum is non-decreasing and piecewise linear in tau with kinks where a weight leaves its floor
-    or reaches its cap: find the piece, then solve the linear equation on it exactly.
+    The sum is non-decreasing and piecewise linear in tau, with kinks where a weight leaves its
+    floor or reaches its cap. The function finds the piece and solves the linear equation on it.
     """
     kinks = np.unique(np.concatenate([floor / precision, cap / precision]))
     sums = np.clip(np.outer(kinks, precision), floor, cap).sum(axis=1)
@@ -192,11 +231,11 @@ def _share(
     return np.clip(weights, floor, cap)
 
 
-def _sound_cap(cap: float, n: int) -> float:
-    """``cap``, at most 1, which no weight exceeds anyway."""
-    if not cap * n >= 1 - _ROUNDING:  # so that NaN is refused as well
+def _checked_cap(cap: float, n: int) -> float:
+    """Return ``cap``, at most 1; raise if it is NaN or too small for n weights."""
+    if not cap * n >= 1 - _ROUNDING:  # true for NaN
         raise InvalidValueError(
-            "cap", cap, f"must be at least 1/n = {1 / n:g}, or no weights can sum to 1"
+            "cap", cap, f"must be at least 1/n = {1 / n:g}, so that n weights can sum to 1"
         )
     return min(float(cap), 1.0)
 

@@ -1,7 +1,7 @@
 """The command line: parse, call, print. Everything else lives in the package.
 
-One file for each group of commands. They import what they call when they are called: torch alone
-takes a second, and `--help` or a mistyped option should not have to wait for it.
+One file for each group of commands. A command imports what it calls when it is called: importing
+torch takes a second, and `--help` or a mistyped option should not wait for it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ import typer
 
 from noisewise import __version__
 from noisewise.cli import (
-    attacks,
-    audit,
-    clients,
-    data,
-    flower,
-    ledger,
-    noise,
-    report,
-    reproduce,
-    training,
+    audit_command,
+    data_commands,
+    encoder_commands,
+    flower_commands,
+    ledger_commands,
+    noise_commands,
+    planning_commands,
+    reproduce_command,
+    training_commands,
 )
 from noisewise.cli.common import app, say
 from noisewise.errors import InvalidValueError, NoisewiseError
@@ -34,17 +33,16 @@ from noisewise.text import printable
 
 __all__ = [
     "app",
-    "attacks",
-    "audit",
-    "clients",
-    "data",
-    "flower",
-    "ledger",
+    "audit_command",
+    "data_commands",
+    "encoder_commands",
+    "flower_commands",
+    "ledger_commands",
     "main",
-    "noise",
-    "report",
-    "reproduce",
-    "training",
+    "noise_commands",
+    "planning_commands",
+    "reproduce_command",
+    "training_commands",
 ]
 
 _INTERRUPTED = 130
@@ -52,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class _OneLine(logging.Formatter):
-    """A line for each message, whatever it repeats; only tracebacks have several."""
+    """One line for each message, whatever text it contains; only tracebacks have several."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         return printable(super().formatMessage(record))
@@ -76,10 +74,10 @@ def _main(
 
 
 def main() -> None:
-    """Entry point: errors that the user can correct are one line and no traceback.
+    """Run the command line. Errors that the user can correct are one line without a traceback.
 
-    Exit codes: 2 for a wrong value; 1 for anything else that the user can correct, a full disk
-    included; 130 after Ctrl-C.
+    Exit codes: 2 for an invalid value, 1 for another error that the user can correct, such as a
+    full disk, 130 after Ctrl-C.
     """
     try:
         app()
@@ -95,19 +93,19 @@ def main() -> None:
             _end(full, 1)
         if isinstance(error, NoisewiseError):
             _end(error, 1)
-        if isinstance(error, OSError) and error.filename is not None:  # something the user named
+        if isinstance(error, OSError) and error.filename is not None:  # a path that the user gave
             _end(f"{error.filename}: {error.strerror}", 1)
-        raise  # a fault of ours, to be seen whole
+        raise  # a bug of ours: show the traceback
 
 
 def _end(reason: object, code: int) -> NoReturn:
-    """Say why the command ends, and end."""
-    _log.info("where it happened:", exc_info=True)
+    """Print why the command fails, and exit."""
+    _log.info("traceback:", exc_info=True)
     _say(f"noisewise: {reason}")
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.exit(code)
-    # What is left cannot be written, as on a full disk: Python would complain about it at the end.
+    # The rest of stdout cannot be written, as on a full disk; Python would report it at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 

@@ -1,8 +1,7 @@
-"""What commands share: the app, options with their help texts, and how they are read."""
+"""What the commands share: the app, options with their help texts, and how to read them."""
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,10 +18,9 @@ __all__ = [
     "Config",
     "Output",
     "Set",
-    "Sweep",
+    "SetSeveral",
     "Workers",
     "app",
-    "cores",
     "output_folder",
     "overrides",
     "say",
@@ -52,40 +50,43 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="Replace a config field: --set training.rounds=10 (repeatable)."),
 ]
-Sweep = Annotated[
+SetSeveral = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Replace a config field (repeatable); KEY=A,B,C compares under each value, several "
-        "such options under each combination.",
+        help="Replace a config field (repeatable); KEY=A,B,C runs a comparison for each value, and "
+        "several such options for each combination.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def say(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print text, with every control character but line ends made visible.
+    """Print text, with every control character except line ends made visible.
 
-    All commands print through this: names and paths come from other people's files.
+    All commands print through this function, since names and paths come from other people's files.
     """
     typer.echo(printable(text, lines=True), err=err, nl=nl)
 
 
 def overrides(settings: list[str] | None) -> dict[str, Any]:
     """Read KEY=VALUE pairs; values are TOML, and a word that is not TOML is a string."""
-    found = {}
+    values = {}
     for key, text in map(_pair, settings or []):
-        found[key] = _toml_value(text)
+        values[key] = _toml_value(text)
         several = [_toml_value(piece) for piece in _split(text)]
         if len(several) > 1 and not any(isinstance(value, str) for value in several):
             raise InvalidValueError(
                 "--set", f"{key}={text}", "must be one value here; only `compare` sweeps several"
             )
-    return found
+    return values
 
 
 def words(option: str, text: str | None) -> list[str] | None:
-    """Read a comma-separated option; None if it was not given. A word twice is an error.
+    """Read a comma-separated option; None if it was not given.
+
+    Raises:
+        InvalidValueError: it has no word, or a word is listed twice.
 
     Example:
         >>> words("--methods", "RobustHDP, WeiAvg")
@@ -93,12 +94,12 @@ def words(option: str, text: str | None) -> list[str] | None:
     """
     if text is None:
         return None
-    found = [word.strip() for word in text.split(",") if word.strip()]
-    if not found:
+    listed = [word.strip() for word in text.split(",") if word.strip()]
+    if not listed:
         raise InvalidValueError(option, text, "must be one or more names, separated by commas")
-    if (word := repeated(found)) is not None:
-        raise InvalidValueError(option, text, f"{word} stands there twice")
-    return found
+    if (word := repeated(listed)) is not None:
+        raise InvalidValueError(option, text, f"{word} is listed twice")
+    return listed
 
 
 def swept_values(settings: list[str] | None) -> dict[str, list[Any]]:
@@ -108,7 +109,7 @@ def swept_values(settings: list[str] | None) -> dict[str, list[Any]]:
         >>> swept_values(["a.b=1,2", "c=[3,4]", 'd="x,y"'])
         {'a.b': [1, 2], 'c': [[3, 4]], 'd': ['x,y']}
     """
-    found = {}
+    fields = {}
     for key, text in map(_pair, settings or []):
         pieces = _split(text)
         values = [_toml_value(piece) for piece in pieces]
@@ -116,9 +117,9 @@ def swept_values(settings: list[str] | None) -> dict[str, list[Any]]:
             if not all(piece.strip() for piece in pieces):
                 raise InvalidValueError("--set", f"{key}={text}", "has an empty value")
             if len({repr(value) for value in values}) < len(values):
-                raise InvalidValueError("--set", f"{key}={text}", "has a value twice")
-        found[key] = values
-    return found
+                raise InvalidValueError("--set", f"{key}={text}", "lists a value twice")
+        fields[key] = values
+    return fields
 
 
 def _pair(setting: str) -> tuple[str, str]:
@@ -136,7 +137,7 @@ def _toml_value(text: str) -> Any:
 
 
 def _split(text: str) -> list[str]:
-    """The text at its outermost commas."""
+    """Split text at its outermost commas."""
     pieces, depth, quote, escaped = [""], 0, "", False
     for letter in text:
         if quote:
@@ -157,16 +158,11 @@ def _split(text: str) -> list[str]:
 
 
 def warn(warnings: Iterable[str]) -> None:
-    """Print warnings where they do not mix with an answer: to stderr, a line each."""
+    """Print each warning as a line on stderr, apart from the results on stdout."""
     for warning in warnings:
         say(f"WARNING: {warning}", err=True)
 
 
 def output_folder(output: Path | None, config: Path) -> Path:
-    """Where results go: ``--output``, or a folder below runs/ that is named like the config."""
+    """The folder for results: ``--output``, or one in runs/ with the config's name."""
     return output or Path("runs") / config.stem
-
-
-def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

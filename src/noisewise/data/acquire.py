@@ -1,4 +1,4 @@
-"""Acquire a dataset: try the user's folder, then each source, until the arrays are right."""
+"""Get a dataset: try the user's folder, then each source, until the arrays are correct."""
 
 from __future__ import annotations
 
@@ -11,44 +11,77 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 from noisewise.data.cache import download_folder, publish
 from noisewise.data.catalogue import DatasetInfo
 from noisewise.data.progress import Progress
+from noisewise.data.sources import Source
 from noisewise.errors import SourceError
-from noisewise.storage import NO_ROOM
+from noisewise.storage import DISK_FULL_CODES
 
-__all__ = ["FOLDER_VARIABLE", "acquire"]
+__all__ = ["FOLDER_VARIABLE", "acquire", "decode_layouts"]
 
 FOLDER_VARIABLE = "NOISEWISE_DATA"
-_NO_ROOM = NO_ROOM | {errno.EROFS}
+_CANNOT_WRITE = DISK_FULL_CODES | {errno.EROFS}
 log = logging.getLogger(__name__)
 
 
-def acquire(info: DatasetInfo, folder: str | Path | None, progress: Progress) -> str:
-    """Put the arrays of a dataset into the cache. Only while holding its lock.
+class Acquirable(Protocol):
+    """What `acquire` must know about a dataset."""
+
+    @property
+    def name(self) -> str:
+        """Name for `load_dataset`."""
+        ...
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Subfolders of the user's folder to search, besides the name."""
+        ...
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Sources of the files, in the order in which they are tried."""
+        ...
+
+    @property
+    def file_choices(self) -> tuple[str, ...]:
+        """File lists; the user's folder must contain one of them."""
+        ...
+
+
+Store = Callable[[Path, str], None]
+"""(folder with the files, title of the source): verifies the files and puts them into the cache."""
+
+
+def acquire(info: Acquirable, folder: str | Path | None, progress: Progress, store: Store) -> str:
+    """Put a dataset into the cache. The caller holds the dataset's lock.
 
     Args:
         info: the dataset.
-        folder: where files were placed by hand; else the variable ``NOISEWISE_DATA`` names it.
-        progress: told about downloads and decoding.
+        folder: folder with files that the user downloaded; None uses the environment variable
+            ``NOISEWISE_DATA``, if it is set.
+        progress: called during downloads.
+        store: checks the files of a folder and puts them into the cache.
 
     Returns:
-        The source that had it.
+        The title of the source of the arrays.
 
     Raises:
-        SourceError: none had it; the message lists what was tried and how to place a file by hand.
+        SourceError: no source has the dataset, or the cache folder cannot be written. The message
+            lists what was tried and which files the user can provide.
     """
     tried = []
-    for title, get in _places(info, folder, progress):
+    for title, get in _candidates(info, folder, progress):
         try:
-            _decode(info, get(), title, progress)
+            store(get(), title)
         except (OSError, EOFError, SourceError, tarfile.TarError, zlib.error) as error:
-            if isinstance(error, OSError) and error.errno in _NO_ROOM:
-                place = error.filename or download_folder(info.name)
+            if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
+                path = error.filename or download_folder(info.name)
                 raise SourceError(
-                    f"{info.name}: no room in the cache folder ({place}: {error.strerror}); "
-                    "make room or name another one by NOISEWISE_CACHE"
+                    f"{info.name}: cannot write to the cache folder ({path}: {error.strerror}); "
+                    "free disk space, or set NOISEWISE_CACHE to another folder"
                 ) from error
             tried.append(f"  {title}: {error}")
             log.info("%s: %s: %s", info.name, title, error)
@@ -58,19 +91,19 @@ def acquire(info: DatasetInfo, folder: str | Path | None, progress: Progress) ->
     raise SourceError(_advice(info, tried))
 
 
-def _places(
-    info: DatasetInfo, folder: str | Path | None, progress: Progress
+def _candidates(
+    info: Acquirable, folder: str | Path | None, progress: Progress
 ) -> Iterator[tuple[str, Callable[[], Path]]]:
-    """Title of each place to look in, and how to get a folder with the files."""
+    """Yield the title of each folder and source to try, and a function that gets its files."""
     named = folder or os.environ.get(FOLDER_VARIABLE)
     if named:
         root = Path(named).expanduser()
         if not root.is_dir():
             yield f"folder {root}", lambda: _missing(root)
         for inside in (info.name, *info.folders, "."):
-            place = root / inside
-            if place.is_dir():
-                yield f"folder {place}", lambda place=place: place  # type: ignore[misc]
+            path = root / inside
+            if path.is_dir():
+                yield f"folder {path}", lambda path=path: path  # type: ignore[misc]
     for source in info.sources:
         yield (
             source.title,
@@ -79,11 +112,15 @@ def _places(
 
 
 def _missing(folder: Path) -> Path:
-    raise SourceError(f"{folder} is no folder")
+    raise SourceError(f"{folder} is not a folder")
 
 
-def _decode(info: DatasetInfo, folder: Path, title: str, progress: Progress) -> None:
-    """Publish the first layout in the folder that gives the right arrays."""
+def decode_layouts(info: DatasetInfo, folder: Path, title: str, progress: Progress) -> None:
+    """Write the arrays of the first layout in the folder that gives correct ones.
+
+    Raises:
+        SourceError: the folder has no layout of the dataset, or none gives correct arrays.
+    """
     failures = []
     for layout in info.layouts:
         files = layout.find(folder)
@@ -100,20 +137,16 @@ def _decode(info: DatasetInfo, folder: Path, title: str, progress: Progress) -> 
             gzip.BadGzipFile,
         ) as error:
             failures.append(f"{layout.title}: {error}")
-    raise SourceError("; ".join(failures) or "none of the files are there")
+    raise SourceError("; ".join(failures) or "the files are missing")
 
 
-def _advice(info: DatasetInfo, tried: list[str]) -> str:
-    ways = [
-        ", ".join(layout.files) + (" (or each with .gz)" if layout.gzipped else "")
-        for layout in info.layouts
-    ]
+def _advice(info: Acquirable, tried: list[str]) -> str:
     return "\n".join(
         [
-            f"{info.name}: no source has it. Tried:",
-            *(tried or ["  nothing: it has no other source than a folder of yours"]),
-            f"By hand: noisewise data get {info.name} --folder FOLDER or {FOLDER_VARIABLE}=FOLDER; "
-            "the folder holds",
-            *(f"  {'or ' if number else ''}{way}" for number, way in enumerate(ways)),
+            f"{info.name}: no source has this dataset. Tried:",
+            *(tried or ["  nothing: this dataset has no source other than a folder of yours"]),
+            f"To use your own copy: noisewise data get {info.name} --folder FOLDER, or set "
+            f"{FOLDER_VARIABLE}=FOLDER. The folder must contain",
+            *(f"  {'or ' if n else ''}{names}" for n, names in enumerate(info.file_choices)),
         ]
     )

@@ -1,4 +1,4 @@
-"""Whole-number arithmetic of splits: fair rounding, and tables with given row and column sums."""
+"""Integer arithmetic of splits: rounding shares, and tables with given row and column sums."""
 
 from __future__ import annotations
 
@@ -11,17 +11,26 @@ Counts = NDArray[np.int64]
 
 
 def even_sizes(total: int, parts: int) -> Counts:
-    """Split ``total`` into ``parts`` whole numbers that differ by at most one."""
+    """Split ``total`` into ``parts`` integers that differ by at most one.
+
+    Example:
+        >>> even_sizes(8, 3).tolist()
+        [3, 3, 2]
+    """
     sizes = np.full(parts, total // parts, dtype=np.int64)
     sizes[: total % parts] += 1
     return sizes
 
 
 def largest_remainder(shares: NDArray[np.float64], total: int) -> Counts:
-    """Round ``shares`` (>= 0, not all 0) to whole numbers that sum to ``total``.
+    """Round ``shares`` (>= 0, not all 0) to integers that sum to ``total``.
 
-    Each part gets the floor of its quota; what is left goes to the largest remainders, the first
-    ones on ties. No part is more than one off its quota.
+    Each part gets the floor of its quota. The rest goes to the parts with the largest remainders,
+    to the first ones if remainders are equal. Each count differs from its quota by less than one.
+
+    Example:
+        >>> largest_remainder(np.array([0.5, 0.3, 0.2]), 4).tolist()
+        [2, 1, 1]
     """
     quota = shares / shares.sum() * total
     counts: Counts = np.floor(quota + 1e-9).astype(np.int64)
@@ -33,58 +42,60 @@ def largest_remainder(shares: NDArray[np.float64], total: int) -> Counts:
 def deal_shards(
     class_counts: Counts, n_clients: int, per_client: int, rng: np.random.Generator
 ) -> Counts:
-    """Deal ``per_client`` shards to every client: the paper's appendix, after McMahan et al. 2017.
+    """Give ``per_client`` shards to every client (the paper's appendix, after McMahan et al. 2017).
 
-    Each class is cut into the same number of shards (the largest classes get one more where the
-    number of shards is no multiple of the classes), and each client gets shards at random. With as
-    many shards for a client as there are classes, it gets one of each (the paper's CIFAR split).
+    Each class is cut into the same number of shards. If the number of shards is not a multiple of
+    the number of classes, the largest classes are cut into one more. Each client gets shards at
+    random. If a client gets as many shards as there are classes, it gets one of each (the paper's
+    CIFAR split).
 
     Args:
-        class_counts: [C], records of each class.
-        n_clients: n.
+        class_counts: [C], number of records of each class.
+        n_clients: number of clients, n.
         per_client: shards of a client, at most C.
-        rng: source of the deal.
+        rng: generator of the random choices.
 
     Returns:
-        [n, C], records of each class for each client; columns sum to ``class_counts``.
+        [n, C], number of records of each class at each client; columns sum to ``class_counts``.
     """
     n_classes = len(class_counts)
     shards = even_sizes(n_clients * per_client, n_classes)[
         np.argsort(np.argsort(-class_counts, kind="stable"), kind="stable")
     ]
     if per_client == n_classes:
-        deal = np.tile(np.arange(n_classes), (n_clients, 1))
+        shard_classes = np.tile(np.arange(n_classes), (n_clients, 1))
     else:
-        deal = rng.permutation(np.repeat(np.arange(n_classes), shards))
-        deal = deal.reshape(n_clients, per_client)
+        shard_classes = rng.permutation(np.repeat(np.arange(n_classes), shards))
+        shard_classes = shard_classes.reshape(n_clients, per_client)
     amounts = np.zeros((n_clients, n_classes), dtype=np.int64)
     for label in range(n_classes):
-        owners = rng.permutation(np.nonzero(deal == label)[0])
+        owners = rng.permutation(np.nonzero(shard_classes == label)[0])
         np.add.at(amounts[:, label], owners, even_sizes(int(class_counts[label]), len(owners)))
     return amounts
 
 
 def balance_rows(amounts: Counts, row_sums: Counts, max_labels: int) -> Counts | None:
-    """Move records between clients until every client has its size, keeping the label limit.
+    """Move records between clients until every client has its size, within the label limit.
 
-    Column sums stay. Records travel along shortest chains of clients, each of which passes on a
-    class that the next one holds already (or, if no such chain exists, may still take up).
+    Column sums do not change. Records move along the shortest chain of clients: each client gives
+    records of a class that the next client already has. If no such chain exists, the next client
+    may also accept a new class, within the limit.
 
     Args:
-        amounts: [n, C], records of each class for each client.
-        row_sums: [n], the sizes wanted; the same total.
+        amounts: [n, C], number of records of each class at each client.
+        row_sums: [n], the wanted sizes, with the same total.
         max_labels: largest number of classes in a row.
 
     Returns:
-        The new table, or None where no chain is left (another deal may have one).
+        The new table, or None if there is no chain. Other random shards may have one.
     """
     table = amounts.copy()
     excess = table.sum(axis=1) - row_sums
     while (excess > 0).any():
         source = int(np.argmax(excess))
         held = table > 0
-        roomy = held | (held.sum(axis=1) < max_labels)[:, None]
-        chain = _chain(held, held, excess, source) or _chain(held, roomy, excess, source)
+        allowed = held | (held.sum(axis=1) < max_labels)[:, None]
+        chain = _chain(held, held, excess, source) or _chain(held, allowed, excess, source)
         if chain is None:
             return None
         moved = min(int(excess[source]), -int(excess[chain[-1][1]]))
@@ -100,10 +111,10 @@ def balance_rows(amounts: Counts, row_sums: Counts, max_labels: int) -> Counts |
 def _chain(
     gives: NDArray[np.bool_], takes: NDArray[np.bool_], excess: Counts, source: int
 ) -> list[tuple[int, int, int]] | None:
-    """Breadth-first search from ``source`` to a client that lacks records.
+    """Search breadth-first from ``source`` for a client that has too few records.
 
     Returns:
-        Steps (giver, taker, class) from the source on, or None.
+        Steps (giver, taker, class), the first one from ``source``; None if there is no chain.
     """
     parent: dict[int, int] = {source: source}
     queue = [source]

@@ -1,4 +1,4 @@
-"""The cache of decoded datasets: .npy arrays, verified by SHA-256 and replaced atomically."""
+"""The cache of decoded datasets: .npy arrays, checked by SHA-256 and replaced atomically."""
 
 from __future__ import annotations
 
@@ -37,21 +37,24 @@ log = logging.getLogger(__name__)
 
 
 def dataset_folder(name: str) -> Path:
-    """Where the arrays of a dataset are kept."""
+    """Return the folder of the decoded arrays of a dataset."""
     return cache_dir() / "datasets" / name
 
 
 def download_folder(name: str) -> Path:
-    """Where files are kept while they are fetched; an interrupted transfer goes on from here."""
+    """Return the folder of unfinished downloads, from which an interrupted download resumes."""
     return cache_dir() / "downloads" / name
 
 
 @contextmanager
 def exclusive(name: str) -> Iterator[None]:
-    """Let one process at a time fetch a dataset; the others wait and then find it there.
+    """Let one process at a time download a dataset; other processes wait and then use it.
 
-    The lock goes with the process, so a killed one leaves none behind. Where the system has no
-    such locks, processes may fetch the same thing twice; arrays are replaced atomically anyway.
+    The system releases the lock when the process ends, even if it is killed. On a system without
+    such locks, two processes may download the same dataset; arrays are replaced atomically anyway.
+
+    Raises:
+        SourceError: the cache folder cannot be written.
     """
     path = dataset_folder(name).with_suffix(".lock")
     with ExitStack() as stack:
@@ -60,13 +63,13 @@ def exclusive(name: str) -> Iterator[None]:
             stack.enter_context(
                 file_lock(
                     path,
-                    lambda: log.warning("%s: another process is fetching it; waiting", name),
+                    lambda: log.warning("%s: waiting for another process to download it", name),
                 )
             )
         except OSError as error:
             raise SourceError(
                 f"cannot write to the cache folder {path.parent} ({error}); "
-                "name another one by NOISEWISE_CACHE"
+                "set NOISEWISE_CACHE to another folder"
             ) from error
         yield
 
@@ -75,7 +78,7 @@ def open_arrays(info: DatasetInfo) -> Arrays:
     """Map the cached arrays into memory, read-only.
 
     Raises:
-        SourceError: an array is missing or is not of the right type and shape.
+        SourceError: an array is missing, cannot be read, or has another type or shape.
     """
     return {array: _open(dataset_folder(info.name), info, array) for array in ARRAYS}
 
@@ -90,35 +93,35 @@ def _open(folder: Path, info: DatasetInfo, array: str) -> NDArray[np.uint8]:
         raise SourceError(f"{array} cannot be read ({error})") from None
     shape = info.shape_of(array)
     if not isinstance(opened, np.ndarray) or opened.dtype != np.uint8 or opened.shape != shape:
-        raise SourceError(f"{array} is not an array of {shape} bytes")
+        raise SourceError(f"{array} is not a uint8 array of shape {shape}")
     return opened
 
 
 def problems(info: DatasetInfo) -> list[str]:
-    """What is wrong with the cached arrays, by hashing all of them; nothing if all is well."""
+    """Hash the cached arrays and return what is wrong with them; an empty list if nothing is."""
     folder = dataset_folder(info.name)
-    expected = dict(info.sha256) or _remembered(folder)
-    found = []
+    expected = dict(info.sha256) or _manifest_sha256(folder)
+    faults = []
     for array in ARRAYS:
         try:
             actual = _sha256(_open(folder, info, array))
         except SourceError as error:
-            found.append(str(error))
+            faults.append(str(error))
             continue
         if array not in expected:
-            found.append(f"{array} has no SHA-256 to compare with")
+            faults.append(f"{array} has no SHA-256 to compare with")
         elif actual != expected[array]:
-            found.append(f"{array} has the SHA-256 {actual[:12]}.., not {expected[array][:12]}..")
-    return found
+            faults.append(f"{array} has SHA-256 {actual[:12]}.., not {expected[array][:12]}..")
+    return faults
 
 
 def _sha256(array: NDArray[np.uint8]) -> str:
-    """SHA-256 of the values alone, in C order, without the header of the file."""
+    """Return the SHA-256 of the values in C order, without the header of the file."""
     return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).data).hexdigest()
 
 
-def _remembered(folder: Path) -> dict[str, str]:
-    """What the manifest says the arrays were when they were decoded."""
+def _manifest_sha256(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of the arrays as decoded, from the manifest; empty if it has none."""
     try:
         content: Any = json.loads((folder / MANIFEST).read_bytes())
         return {array: str(content["sha256"][array]) for array in ARRAYS}
@@ -127,15 +130,15 @@ def _remembered(folder: Path) -> dict[str, str]:
 
 
 def publish(info: DatasetInfo, fill: Callable[[Arrays], None], source: str) -> None:
-    """Decode into a temporary folder, verify, and only then put the arrays in place.
+    """Decode into a temporary folder, verify the arrays, and then move them into the cache.
 
     Args:
         info: the dataset.
-        fill: writes all values of the four arrays.
-        source: remembered in the manifest.
+        fill: function that writes all values of the four arrays.
+        source: title of the source, for the manifest.
 
     Raises:
-        SourceError: the arrays are not the published ones; what was there before stays.
+        SourceError: the arrays differ from the published ones. The cache does not change.
     """
     folder = dataset_folder(info.name)
     folder.mkdir(parents=True, exist_ok=True)
@@ -166,7 +169,7 @@ def publish(info: DatasetInfo, fill: Callable[[Arrays], None], source: str) -> N
 
 
 def clean(name: str) -> None:
-    """Remove what killed processes left behind. Only while holding the lock."""
+    """Remove the temporary folders of killed processes. The caller holds the lock."""
     for leftover in dataset_folder(name).glob(".new-*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
@@ -174,7 +177,7 @@ def clean(name: str) -> None:
 def _compare(info: DatasetInfo, digests: Mapping[str, str]) -> None:
     wrong = [a for a in ARRAYS if info.sha256 and digests[a] != info.sha256[a]]
     if wrong:
-        raise SourceError(f"decoded, but {', '.join(wrong)} not as published (SHA-256)")
+        raise SourceError(f"the decoded {', '.join(wrong)} differ from the published SHA-256")
 
 
 def _sync(path: Path) -> None:

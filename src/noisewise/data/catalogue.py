@@ -1,4 +1,4 @@
-"""The catalogue: what each dataset is, which bytes are right, and where it can be had."""
+"""The catalogue of datasets: shape, checksums and sources of each."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ __all__ = ["CATALOGUE", "DatasetInfo"]
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """A dataset that has to be fetched.
+    """A dataset that has to be downloaded.
 
     Args:
-        name: for `load_dataset`.
-        shape: of an image: (channels, height, width).
+        name: name for `load_dataset`.
+        shape: shape of an image: (channels, height, width).
         n_train: number of training images.
         n_test: number of test images.
         n_classes: number of classes.
         scaling: the paper's normalisation.
         deal_test: whether clients are tested on shares of the published test set.
-        layouts: files in which it may come.
-        sources: where to get them, in the order in which they are tried.
-        sha256: of the bytes of each decoded array; empty where no source could be reached to
-            establish them (then the archive's published MD5 decides, and the cache remembers).
-        folders: places below a user's folder to look in, besides its own name.
+        layouts: sets of files that contain the dataset.
+        sources: sources of these files, in the order in which they are tried.
+        sha256: SHA-256 of the bytes of each decoded array. Empty if no source could be reached to
+            compute it; then the archive must have its published MD5, and the cache stores the
+            SHA-256 of the first decoding.
+        folders: subfolders of the user's folder to search, besides the one with the dataset's name.
     """
 
     name: str
@@ -43,13 +44,21 @@ class DatasetInfo:
     sha256: Mapping[str, str] = field(default_factory=dict)
     folders: tuple[str, ...] = ()
 
+    @property
+    def file_choices(self) -> tuple[str, ...]:
+        """File lists; the user's folder must contain one of them."""
+        return tuple(
+            ", ".join(layout.files) + (" (or each with .gz)" if layout.gzipped else "")
+            for layout in self.layouts
+        )
+
     def shape_of(self, array: str) -> tuple[int, ...]:
-        """Shape of one of the four arrays."""
+        """Return the shape of one of the four arrays."""
         count = self.n_train if array.startswith("train") else self.n_test
         return (count, *self.shape) if array.endswith("inputs") else (count,)
 
 
-# The paper's normalisation: mean and deviation of MNIST for both, one half for CIFAR.
+# The paper's normalisation: mean and deviation of MNIST for both grey datasets, 0.5 for CIFAR.
 _GREY = Scaling((0.1307,), (0.3081,))
 _COLOUR = Scaling((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
@@ -61,7 +70,8 @@ _CIFAR10_PICTURES = {
     part: tuple(name.replace(".bin", ".png") for name in names)
     for part, names in _CIFAR10_PARTS.items()
 }
-_CIFAR10_LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # as published
+# The npm package spells it "lables".
+_CIFAR10_LABELS = {"train": "train_lables.json", "test": "test_lables.json"}
 _CIFAR10_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
 _CIFAR100_PARTS = {"train": ("train.bin",), "test": ("test.bin",)}
 _CIFAR100_MD5 = "03b5dce01913d631647c71ecec9e9cb8"

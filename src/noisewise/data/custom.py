@@ -1,4 +1,4 @@
-"""Bring your own data: arrays, torch datasets, or one file for each client."""
+"""Your own data: arrays, torch datasets, or one file for each client."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from noisewise.checks import no_repeats
+from noisewise.data.columns import ColumnCoder
+from noisewise.data.csv_records import read_csv
 from noisewise.data.datasets import Dataset
 from noisewise.data.examples import Examples, Scaling
-from noisewise.data.files import MAX_BYTES, SUFFIXES, read_arrays
+from noisewise.data.groups import name_groups
 from noisewise.data.partition import ClientData, hold_out
-from noisewise.data.tables import read_csv
+from noisewise.data.record_files import MAX_BYTES, SUFFIXES, read_arrays
 from noisewise.errors import InvalidValueError
 
 __all__ = [
@@ -22,19 +25,20 @@ __all__ = [
     "clients_from_torch",
     "count_classes",
     "dataset_from_arrays",
+    "dataset_from_csv",
     "dataset_from_torch",
 ]
 
 
 class RecordSource(Protocol):
-    """What a torch ``Dataset`` offers: its length, and (input, class) by number."""
+    """The part of a torch ``Dataset`` that is used: its length, and the pair (input, class)."""
 
     def __len__(self) -> int:
-        """Number of records."""
+        """Return the number of records."""
         ...
 
     def __getitem__(self, index: int, /) -> Any:
-        """The pair (input, class)."""
+        """Return the pair (input, class) of a record."""
         ...
 
 
@@ -44,21 +48,29 @@ def dataset_from_arrays(
     *,
     test_inputs: ArrayLike | None = None,
     test_targets: ArrayLike | None = None,
+    groups: Sequence[str] | None = None,
     n_classes: int | None = None,
     scaling: Scaling | None = None,
     name: str = "own",
 ) -> Dataset:
-    """Make a `Dataset` of arrays, ready for `split_dataset`.
+    """Make a `Dataset` from arrays, for `split_dataset`.
 
     Args:
-        inputs: [N, ...]; uint8 stays as it is, everything else becomes float32.
+        inputs: [N, ...]; uint8 stays uint8, other types become float32.
         targets: [N], classes as whole numbers from 0.
-        test_inputs: records that clients are tested on, dealt in the proportions of the training
-            records; without them a part of each client's records is held out.
-        test_targets: their classes.
-        n_classes: number of classes; None takes the largest class + 1.
+        test_inputs: test records. They are split over the clients in the proportions of the
+            training records. Without them, a part of each client's records is held out.
+        test_targets: classes of the test records.
+        groups: the name of the real client that has each record, for the partition "natural".
+        n_classes: number of classes; None uses the largest class + 1.
         scaling: see `Examples`.
-        name: for reports.
+        name: name of the dataset in reports.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        InvalidValueError: an array has the wrong type, shape or values.
 
     Example:
         >>> data = dataset_from_arrays(np.zeros((6, 2)), [0, 1, 2, 0, 1, 2])
@@ -67,13 +79,66 @@ def dataset_from_arrays(
     """
     train = _examples(inputs, targets, scaling)
     if (test_inputs is None) != (test_targets is None):
-        raise InvalidValueError("test_targets", test_targets, "test inputs and targets go together")
+        raise InvalidValueError(
+            "test_targets", test_targets, "give both test_inputs and test_targets, or neither"
+        )
     test = None
     if test_inputs is not None and test_targets is not None:
         test = _examples(test_inputs, test_targets, scaling, "test_")
         _same_shape([("inputs", train), ("test_inputs", test)])
     highest = max(int(part.targets.max()) for part in (train, test) if part is not None)
-    return Dataset(name, train, test, n_classes or highest + 1, deal_test=test is not None)
+    numbers, names = (None, ()) if groups is None else name_groups(groups)
+    return Dataset(
+        name,
+        train,
+        test,
+        n_classes or highest + 1,
+        deal_test=test is not None,
+        groups=numbers,
+        group_names=names,
+    )
+
+
+def dataset_from_csv(
+    files: str | Path | Sequence[str | Path],
+    *,
+    target: str = "target",
+    classes: Sequence[str] | None = None,
+    columns: ColumnCoder | None = None,
+    scaling: Scaling | None = None,
+    name: str = "csv",
+) -> Dataset:
+    """Make a `Dataset` of one CSV file for each real client, for the partition "natural".
+
+    Args:
+        files: paths, or a folder whose ``.csv`` files are taken by name. The name of a client is
+            that of its file, without ``.csv``.
+        target: the column with the class.
+        classes: names of the classes in order; None where the column holds numbers from 0.
+        columns: how the other columns become inputs (`parse_columns`); None where all are numbers.
+        scaling: see `Examples`.
+        name: for reports.
+
+    Raises:
+        InvalidValueError: a file cannot be read or does not fit the others; the message names it.
+    """
+    paths = [path for path in _paths(files) if path.suffix == ".csv"]
+    if not paths:
+        raise InvalidValueError("files", str(files), "has no file that ends in .csv")
+    no_repeats("files", [path.stem for path in paths])
+    parts = []
+    for path in paths:
+        arrays = read_csv(path, target, classes, columns=columns)
+        parts.append(_examples(arrays["inputs"], arrays["targets"], scaling, f"{path}: "))
+    _same_shape([(str(path), part) for path, part in zip(paths, parts, strict=True)])
+    return dataset_from_arrays(
+        np.concatenate([part.inputs for part in parts]),
+        np.concatenate([part.targets for part in parts]),
+        groups=[p.stem for p, part in zip(paths, parts, strict=True) for _ in range(len(part))],
+        n_classes=None if classes is None else len(classes),
+        scaling=scaling,
+        name=name,
+    )
 
 
 def dataset_from_torch(
@@ -84,22 +149,35 @@ def dataset_from_torch(
     scaling: Scaling | None = None,
     name: str = "own",
 ) -> Dataset:
-    """Make a `Dataset` of a torch ``Dataset`` (or any sequence of pairs), read once into memory.
+    """Make a `Dataset` from a torch ``Dataset`` or any sequence of pairs.
+
+    All records are read into memory once.
 
     Args:
-        dataset: gives (input, class) by number.
-        test: as ``test_inputs`` of `dataset_from_arrays`.
-        n_classes: number of classes; None takes the largest class + 1.
+        dataset: pairs (input, class).
+        test: test records, as in `dataset_from_arrays`.
+        n_classes: number of classes; None uses the largest class + 1.
         scaling: see `Examples`.
-        name: for reports.
+        name: name of the dataset in reports.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        InvalidValueError: the records are not pairs of one shape.
+
+    Example:
+        >>> data = dataset_from_torch([(np.zeros(2), 0), (np.ones(2), 1)])
+        >>> len(data.train), data.n_classes
+        (2, 2)
     """
     inputs, targets = _stack(dataset, "dataset")
-    held = _stack(test, "test") if test is not None else (None, None)
+    test_inputs, test_targets = _stack(test, "test") if test is not None else (None, None)
     return dataset_from_arrays(
         inputs,
         targets,
-        test_inputs=held[0],
-        test_targets=held[1],
+        test_inputs=test_inputs,
+        test_targets=test_targets,
         n_classes=n_classes,
         scaling=scaling,
         name=name,
@@ -114,17 +192,28 @@ def clients_from_torch(
     seed: int = 0,
     scaling: Scaling | None = None,
 ) -> tuple[ClientData, ...]:
-    """Make clients of one torch ``Dataset`` each.
+    """Make one client from each torch ``Dataset``.
 
     Args:
-        datasets: what each client holds.
-        tests: what each is tested on; None holds out a part of what it holds.
-        test_fraction: that part.
-        seed: of the part.
+        datasets: the records of each client.
+        tests: the test records of each client; None holds out a part of the client's records.
+        test_fraction: share of the records that is held out, if ``tests`` is None.
+        seed: seed of the random choice of that share.
         scaling: see `Examples`.
+
+    Returns:
+        The clients, in the order of ``datasets``.
+
+    Raises:
+        InvalidValueError: records are not pairs of one shape and type, or the number of ``tests``
+            is wrong.
     """
     if tests is not None and len(tests) != len(datasets):
-        raise InvalidValueError("tests", f"{len(tests)} datasets", f"must be {len(datasets)}")
+        raise InvalidValueError(
+            "tests",
+            f"{len(tests)} datasets",
+            f"must be {len(datasets)} datasets, one for each client",
+        )
     clients = []
     for number, dataset in enumerate(datasets):
         records = _examples(*_stack(dataset, f"datasets[{number}]"), scaling)
@@ -143,32 +232,43 @@ def clients_from_files(
     seed: int = 0,
     target: str = "target",
     classes: Sequence[str] | None = None,
+    columns: ColumnCoder | None = None,
     scaling: Scaling | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> tuple[ClientData, ...]:
-    """Make clients of one file each.
+    """Make one client from each file.
 
-    ``.npz`` and ``.safetensors`` files hold the arrays ``inputs`` and ``targets``, and possibly
-    ``test_inputs`` and ``test_targets``; without the latter a part is held out. ``.csv`` files have
-    a header row, a column with the class, and numbers in all others.
+    ``.npz`` and ``.safetensors`` files contain the arrays ``inputs`` and ``targets``, and
+    optionally ``test_inputs`` and ``test_targets``; without test arrays, a part of the records is
+    held out.
+    ``.csv`` files have a header line, one column with the class, and numbers or what
+    ``columns`` declares in the other columns.
 
     Args:
-        files: paths in the order of the clients, or a folder whose files are taken by name.
-        test_fraction: part that is held out where a file has no test records.
-        seed: of that part.
-        target: CSV column with the class.
-        classes: CSV names of the classes in order; None where the column holds numbers from 0.
+        files: paths in the order of the clients, or a folder whose files are read in the order of
+            their names.
+        test_fraction: share of the records that is held out if a file has no test records.
+        seed: seed of the random choice of that share.
+        target: for CSV files: name of the column with the class.
+        classes: for CSV files: names of the classes in order; None if the column has whole numbers
+            from 0.
+        columns: for CSV files: how the other columns become inputs (`parse_columns`); None if all
+            of them have numbers.
         scaling: see `Examples`.
-        max_bytes: refuse a larger file, or one that unpacks to more.
+        max_bytes: reject a file that is larger, or that unpacks to more bytes.
+
+    Returns:
+        The clients, in the order of the files.
 
     Raises:
-        InvalidValueError: a file cannot be read or does not fit the others; the message names it.
+        InvalidValueError: a file cannot be read, or its records differ in shape or type from the
+            other files'. The message names the file.
     """
     paths = _paths(files)
     clients = []
     for number, path in enumerate(paths):
         if path.suffix == ".csv":
-            arrays = read_csv(path, target, classes, max_bytes)
+            arrays = read_csv(path, target, classes, max_bytes, columns=columns)
         else:
             arrays = read_arrays(path, max_bytes)
         records = _examples(arrays["inputs"], arrays["targets"], scaling, f"{path}: ")
@@ -183,7 +283,7 @@ def clients_from_files(
 
 
 def count_classes(clients: Sequence[ClientData]) -> int:
-    """The largest class of any client + 1: what a model for all of them needs as outputs."""
+    """Return the largest class of any client + 1, the number of outputs that a model needs."""
     return 1 + max(int(p.targets.max()) for client in clients for p in (client.train, client.test))
 
 
@@ -196,17 +296,21 @@ def _paths(files: str | Path | Sequence[str | Path]) -> list[Path]:
     else:
         paths = [Path(file) for file in files]
     if not paths:
-        raise InvalidValueError("files", str(files), f"has no file that ends in {SUFFIXES}")
+        raise InvalidValueError(
+            "files", str(files), f"must contain a file that ends in {', '.join(SUFFIXES)}"
+        )
     for path in paths:
         if path.suffix not in SUFFIXES or not path.is_file():
-            raise InvalidValueError("files", str(path), f"must be a file that ends in {SUFFIXES}")
+            raise InvalidValueError(
+                "files", str(path), f"must be a file that ends in {', '.join(SUFFIXES)}"
+            )
     return paths
 
 
 def _examples(
     inputs: ArrayLike, targets: ArrayLike, scaling: Scaling | None, prefix: str = ""
 ) -> Examples:
-    """Bring arrays of any numeric type to those of `Examples`."""
+    """Convert arrays of any numeric type to the types of `Examples`."""
     x, y = np.asarray(inputs), np.asarray(targets)
     if x.dtype.kind not in "biuf":
         raise InvalidValueError(prefix + "inputs", x.dtype, "must be numbers")
@@ -218,7 +322,7 @@ def _examples(
         raise InvalidValueError(
             prefix + "targets",
             f"{y.dtype}{list(y.shape)}",
-            f"must be one whole number for each of the inputs {list(x.shape)}, at least one",
+            f"must be one whole number for each record of inputs {list(x.shape)}, at least one",
         )
     if int(y.min()) < 0:
         raise InvalidValueError(prefix + "targets", int(y.min()), "must be whole numbers >= 0")
@@ -232,14 +336,16 @@ def _stack(dataset: RecordSource, field: str) -> tuple[NDArray[Any], NDArray[Any
         targets = np.asarray([int(pair[1]) for pair in pairs])
     except (TypeError, ValueError, IndexError, KeyError) as error:
         raise InvalidValueError(
-            field, type(dataset).__name__, f"must give pairs (input, class) of one shape ({error})"
+            field,
+            type(dataset).__name__,
+            f"must have pairs (input, class) with inputs of one shape ({error})",
         ) from error
     return inputs, targets
 
 
 def _checked(names: Sequence[str], clients: list[ClientData]) -> tuple[ClientData, ...]:
     if not clients:
-        raise InvalidValueError("clients", 0, "must be at least one")
+        raise InvalidValueError("clients", 0, "must be at least 1 client")
     _same_shape(
         [(n, part) for n, c in zip(names, clients, strict=True) for part in (c.train, c.test)]
     )

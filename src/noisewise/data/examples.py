@@ -1,4 +1,4 @@
-"""`Examples`: labelled records as they are stored, and the rule that scales them."""
+"""`Examples`: labelled records as they are stored, and their scaling."""
 
 from __future__ import annotations
 
@@ -16,13 +16,22 @@ __all__ = ["Examples", "Scaling", "as_float32"]
 
 @dataclass(frozen=True)
 class Scaling:
-    """x -> (x - mean) / std, for the whole input or for each channel (the axis after the record's).
+    """Scale inputs: x -> (x - mean) / std, for the whole input or for each channel.
 
-    Inputs of type uint8 are divided by 255 first, so ``mean`` and ``std`` speak of [0, 1].
+    Channels are axis 1, the axis after the record's. Inputs of type uint8 are divided by 255 first,
+    so ``mean`` and ``std`` refer to values in [0, 1].
 
     Args:
         mean: one number, or one for each channel.
         std: as many numbers > 0.
+
+    Raises:
+        InvalidValueError: the numbers are not finite, or ``std`` has another length or a number
+            <= 0.
+
+    Example:
+        >>> Scaling(mean=(0.5,), std=(0.5,)).apply(np.array([[0, 255]], np.uint8)).tolist()
+        [[-1.0, 1.0]]
     """
 
     mean: tuple[float, ...]
@@ -39,14 +48,16 @@ class Scaling:
             positive_number("scaling.std", value)
 
     def apply(self, inputs: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the scaled inputs [N, ...] as float32; the argument stays as it is."""
+        """Return the scaled inputs [N, ...] as a new float32 array."""
         scaled = as_float32(inputs)
         mean = np.asarray(self.mean, dtype=np.float32)
         std = np.asarray(self.std, dtype=np.float32)
         if len(self.mean) > 1:
             if inputs.ndim < 2 or inputs.shape[1] != len(self.mean):
                 raise InvalidValueError(
-                    "scaling.mean", self.mean, f"must fit the channels of inputs {inputs.shape}"
+                    "scaling.mean",
+                    self.mean,
+                    f"must have one number for each channel of the inputs {inputs.shape}",
                 )
             shape = (1, -1) + (1,) * (inputs.ndim - 2)
             mean, std = mean.reshape(shape), std.reshape(shape)
@@ -56,13 +67,13 @@ class Scaling:
 
 
 def as_float32(inputs: NDArray[Any]) -> NDArray[np.float32]:
-    """A float32 copy in C order, with uint8 divided by 255.
+    """Return a float32 copy in C order; uint8 is divided by 255.
 
-    Each number is rounded as float64 first, so that whole numbers give the same bits in an array
-    of int64 as in one that a single fraction made float64.
+    Each number is rounded to float64 first. So a whole number gives the same bits in an int64 array
+    as in an array that is float64 because of one fraction in it.
     """
     wide = inputs.dtype.itemsize > 4 and inputs.dtype != np.float64
-    with np.errstate(over="ignore"):  # infinite beyond float32
+    with np.errstate(over="ignore"):  # above the largest float32: infinite
         exact = inputs.astype(np.float64) if wide else inputs
         copy = np.array(exact, dtype=np.float32, order="C")
     if inputs.dtype == np.uint8:
@@ -72,13 +83,16 @@ def as_float32(inputs: NDArray[Any]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Labelled records: inputs as they are stored, and the rule that scales them.
+    """Labelled records: inputs as they are stored, their classes and their scaling.
 
     Args:
         inputs: [N, ...], uint8 (images, possibly memory-mapped) or float32; images are
             [N, channels, height, width].
         targets: [N], int64, classes from 0.
-        scaling: applied by `arrays`; None leaves float32 alone and brings uint8 to [0, 1].
+        scaling: applied by `arrays`; None does not change float32 and divides uint8 by 255.
+
+    Raises:
+        InvalidValueError: an array has another type or shape.
 
     Example:
         >>> records = Examples(np.zeros((9, 4), np.float32), np.arange(9))
@@ -111,7 +125,7 @@ class Examples:
         return int(self.targets.shape[0])
 
     def take(self, index: ArrayLike | slice) -> Examples:
-        """Return a copy of the records at ``index`` only (whole numbers, a mask or a slice)."""
+        """Return a copy of the records at ``index`` (integers, a mask or a slice)."""
         if not isinstance(index, slice):
             index = np.asarray(index)
             if index.size == 0:
@@ -120,6 +134,6 @@ class Examples:
         return Examples(inputs, np.array(np.asarray(self.targets)[index]), self.scaling)
 
     def arrays(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return the scaled inputs as float32 and the targets, ready for a model."""
+        """Return the scaled inputs as float32 and the targets, as a model needs them."""
         scaled = self.scaling.apply(self.inputs) if self.scaling else as_float32(self.inputs)
         return scaled, np.array(self.targets)

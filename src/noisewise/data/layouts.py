@@ -1,7 +1,7 @@
-"""Layouts: the files in which a dataset is handed around, and how each is decoded to arrays.
+"""File layouts of datasets, and how each is decoded to arrays.
 
-A decoder fills arrays that are already there (memory-mapped files of the cache), batch by batch, so
-that no dataset is ever held in memory twice. Nothing here reads a pickle.
+A decoder fills given arrays (memory-mapped files of the cache) batch by batch, so a dataset is
+never in memory twice. No decoder reads a pickle.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ Decode = Callable[[Mapping[str, Path], Arrays, Progress], None]
 
 @dataclass(frozen=True)
 class Layout:
-    """A set of files that holds a whole dataset.
+    """A set of files that contains a whole dataset.
 
     Args:
-        title: what to call it in a message.
-        files: names, all needed.
-        decode: fills the arrays from the files found.
+        title: name for messages.
+        files: names of the files; all are required.
+        decode: function that fills the arrays from the files.
         md5: published checksums of files, verified before decoding.
-        gzipped: whether ``name.gz`` serves as well as ``name``.
+        gzipped: whether ``name.gz`` is accepted instead of ``name``.
     """
 
     title: str
@@ -60,30 +60,35 @@ class Layout:
     gzipped: bool = False
 
     def find(self, folder: Path) -> dict[str, Path] | None:
-        """Return where the files are in ``folder``, or None if one is missing."""
-        found = {}
+        """Return the paths of the files in ``folder``, or None if one is missing."""
+        paths = {}
         for name in self.files:
             options = [folder / name, *([folder / f"{name}.gz"] if self.gzipped else [])]
-            there = [path for path in options if path.is_file()]
-            if not there:
+            existing = [path for path in options if path.is_file()]
+            if not existing:
                 return None
-            found[name] = there[0]
-        return found
+            paths[name] = existing[0]
+        return paths
 
     def fill(self, files: Mapping[str, Path], arrays: Arrays, progress: Progress) -> None:
-        """Verify the published checksums and decode.
+        """Verify the published checksums and decode the files.
+
+        Args:
+            files: path of each file by name.
+            arrays: arrays to fill.
+            progress: called during decoding.
 
         Raises:
-            SourceError: the files are not what they should be.
+            SourceError: a file is damaged or differs from the published one.
         """
         for name, expected in self.md5.items():
             if file_md5(files[name]) != expected:
-                raise SourceError(f"{files[name].name} has not the published MD5 {expected}")
+                raise SourceError(f"{files[name].name} does not have the published MD5 {expected}")
         self.decode(files, arrays, progress)
 
 
 def file_md5(path: Path) -> str:
-    """MD5 of a file, read in pieces. It guards against accidents, not against forgery."""
+    """Return the MD5 of a file. It detects damage, not deliberate changes."""
     digest = hashlib.md5(usedforsecurity=False)
     with open(path, "rb") as file:
         while piece := file.read(1 << 20):
@@ -95,7 +100,7 @@ def file_md5(path: Path) -> str:
 
 
 def idx() -> Layout:
-    """The four IDX files of MNIST and its relatives, plain or gzipped."""
+    """Return the layout of MNIST and Fashion-MNIST: four IDX files, plain or gzipped."""
     return Layout("IDX files", tuple(_IDX_FILES.values()), _decode_idx, gzipped=True)
 
 
@@ -120,10 +125,10 @@ def _read_idx(file: IO[bytes], name: str, target: NDArray[np.uint8]) -> None:
     shape = [size for axis, size in enumerate(target.shape) if axis != 1]  # IDX has no channel axis
     header = struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape)
     if file.read(len(header)) != header:
-        raise SourceError(f"{name} is no IDX file of {' x '.join(map(str, shape))} bytes")
+        raise SourceError(f"{name} is not an IDX file of {' x '.join(map(str, shape))} bytes")
     content = file.read(target.size + 1)
     if len(content) != target.size:
-        raise SourceError(f"{name} holds {len(content)} values where {target.size} belong")
+        raise SourceError(f"{name} has {len(content)} values, not {target.size}")
     target[...] = np.frombuffer(content, dtype=np.uint8).reshape(target.shape)
 
 
@@ -131,14 +136,14 @@ def _read_idx(file: IO[bytes], name: str, target: NDArray[np.uint8]) -> None:
 
 
 def cifar_archive(name: str, parts: Mapping[str, tuple[str, ...]], md5: str, labels: int) -> Layout:
-    """The official ``*-binary.tar.gz``, read as a stream and never unpacked.
+    """Return the layout of the official ``*-binary.tar.gz``, which is read without unpacking it.
 
     Args:
-        name: of the archive.
-        parts: files inside for ``"train"`` and ``"test"``, in order.
+        name: file name of the archive.
+        parts: files in the archive for ``"train"`` and ``"test"``, in order.
         md5: published checksum of the archive.
-        labels: bytes before the pixels; the last one is the class (CIFAR-100 has the coarse class
-            before the fine one).
+        labels: number of label bytes before the pixels; the last one is the class (CIFAR-100 has
+            the coarse class before the fine one).
     """
     order = {
         file: (part, number) for part, files in parts.items() for number, file in enumerate(files)
@@ -156,13 +161,13 @@ def cifar_archive(name: str, parts: Mapping[str, tuple[str, ...]], md5: str, lab
                 _read_cifar(opened, file, arrays, part, number, len(parts[part]), labels)
                 progress("decode", len(order) - len(left), len(order))
         if left:
-            raise SourceError(f"{name} lacks {', '.join(left)}")
+            raise SourceError(f"{name} does not contain {', '.join(left)}")
 
     return Layout("official binary archive", (name,), decode, {name: md5})
 
 
 def cifar_files(parts: Mapping[str, tuple[str, ...]], labels: int) -> Layout:
-    """The files of the binary archive, unpacked."""
+    """Return the layout of the unpacked files of the binary archive."""
 
     def decode(files: Mapping[str, Path], arrays: Arrays, progress: Progress) -> None:
         for part, names in parts.items():
@@ -185,7 +190,7 @@ def _read_cifar(
     expected = len(inputs) * record
     content = file.read(expected + 1)
     if len(content) != expected:
-        raise SourceError(f"{name} has not the {expected} bytes of {len(inputs)} records")
+        raise SourceError(f"{name} does not have the {expected} bytes of {len(inputs)} records")
     records = np.frombuffer(content, dtype=np.uint8).reshape(len(inputs), record)
     targets[...] = records[:, labels - 1]
     inputs[...] = records[:, labels:].reshape(inputs.shape)
@@ -203,13 +208,13 @@ def _batch(
 
 
 def cifar_png(images: Mapping[str, tuple[str, ...]], labels: Mapping[str, str]) -> Layout:
-    """Batches as lossless PNG pictures with one image in each row, and JSON lists of labels.
+    """Return the layout of PNG pictures with one image in each row, and JSON lists of labels.
 
-    A dataset with this layout needs published SHA-256 values; `_read_picture` says why.
+    A dataset with this layout needs published SHA-256 values; see `_read_picture`.
 
     Args:
         images: pictures for ``"train"`` and ``"test"``, in order.
-        labels: the JSON file of each.
+        labels: the JSON files for ``"train"`` and ``"test"``.
     """
 
     def decode(files: Mapping[str, Path], arrays: Arrays, progress: Progress) -> None:
@@ -243,7 +248,7 @@ def _read_picture(path: Path, width: int, height: int) -> NDArray[np.uint8]:
     Raises:
         SourceError: the file is not a PNG, is damaged, or has another size or sample format.
     """
-    from PIL.PngImagePlugin import PngImageFile  # here: no other layout needs it
+    from PIL.PngImagePlugin import PngImageFile  # imported here, because no other layout needs it
 
     content = path.read_bytes()
     try:
@@ -252,14 +257,14 @@ def _read_picture(path: Path, width: int, height: int) -> NDArray[np.uint8]:
             # A tile is a part to decode: codec, (left, top, right, bottom), offset, samples. An
             # animation can have a tile that is smaller than the picture.
             parts = [(extents, samples) for _, extents, _, samples in picture.tile]
-            whole = ((0, 0, width, height), "RGB")
-            if picture.size != (width, height) or parts != [whole]:
+            expected = ((0, 0, width, height), "RGB")
+            if picture.size != (width, height) or parts != [expected]:
                 formats = ", ".join(str(samples) for _, samples in parts) or "no samples"
                 raise SourceError(
                     f"{path.name} is a PNG of {picture.size[0]} x {picture.size[1]} pixels "
                     f"({formats}): must be one image of {width} x {height} pixels (RGB, 8 bits)"
                 )
-            picture.verify()  # the checksums of all chunks; Pillow then wants the file opened anew
+            picture.verify()  # checksums of all chunks; afterwards Pillow needs a new file
         with PngImageFile(io.BytesIO(content)) as picture:
             return np.asarray(picture)
     except _PILLOW_ERRORS as error:
@@ -277,7 +282,7 @@ def _labels(path: Path, arrays: Arrays, part: str) -> NDArray[np.uint8]:
         values = json.loads(path.read_bytes())
         labels = np.asarray(values, dtype=np.uint8)
     except (ValueError, TypeError, OverflowError) as error:
-        raise SourceError(f"{path.name} is no list of labels ({error})") from None
+        raise SourceError(f"{path.name} is not a list of labels ({error})") from None
     if labels.shape != (count,):
-        raise SourceError(f"{path.name} holds labels of shape {labels.shape}, not {count}")
+        raise SourceError(f"{path.name} has labels of shape {labels.shape}, not ({count},)")
     return labels

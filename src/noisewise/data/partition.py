@@ -1,9 +1,9 @@
-"""Partitions: which records belong to which client, and which of those it is tested on."""
+"""Split the records of a dataset over clients, and each client's records into train and test."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from noisewise.checks import fraction, non_negative_int, positive_int, positive_number
 from noisewise.data.apportion import balance_rows, deal_shards, even_sizes, largest_remainder
 from noisewise.data.datasets import Dataset, Examples
+from noisewise.data.groups import Group, natural_groups
 from noisewise.errors import InvalidValueError
 from noisewise.randomness import keyed_generator
 
@@ -25,27 +26,31 @@ __all__ = [
 ]
 
 Indices = list[NDArray[np.int64]]
-Partition = Callable[..., Indices]  # (labels, n_clients, seed), or with an option before the seed
+Partition = Callable[..., Indices]
+"""A function of (labels, n_clients, seed), or with one option before the seed."""
 
-TRIES = 200  # draws before a partition gives up on its promised property
-TEST_FRACTION = 0.2  # the paper's 2,400 + 600
+TRIES = 200  # random draws before a partition reports that it found no valid split
+NATURAL = "natural"  # the partition into the real clients of a dataset
+TEST_FRACTION = 0.2  # the paper: 2,400 train and 600 test records
 
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """What one client holds.
+    """The records of one client.
 
     Args:
-        train: records that DP-SGD sees.
-        test: records held out for the client's own accuracy.
+        train: records for DP-SGD.
+        test: held-out records for the client's own accuracy.
+        name: name of a real client; None if a partition made the client.
     """
 
     train: Examples
     test: Examples
+    name: str | None = None
 
 
 def partition_iid(labels: ArrayLike, n_clients: int, seed: int) -> Indices:
-    """Deal all records at random, in equal shares (sizes differ by at most one).
+    """Split all records at random into equal shares (sizes differ by at most one).
 
     Args:
         labels: [N], the class of each record.
@@ -62,24 +67,24 @@ def partition_iid(labels: ArrayLike, n_clients: int, seed: int) -> Indices:
 
 
 def partition_shards(labels: ArrayLike, n_clients: int, max_labels: int, seed: int) -> Indices:
-    """Deal shards of single classes: at most ``max_labels`` classes for a client, equal sizes.
+    """Split into equal shares with at most ``max_labels`` classes at each client.
 
     The paper's appendix on datasets: each class is cut into n * k / C shards and each client gets k
-    of them at random; with k = C it gets one of each class. Real classes are not of equal size
-    (MNIST's range from 5,421 to 6,742), so records then move between clients that hold the same
-    class until all clients have the same size (to within one record).
+    shards at random; with k = C it gets one of each class. Real classes differ in size (MNIST's
+    have 5,421 to 6,742 records), so records then move between clients that have the same class,
+    until the sizes of all clients differ by at most one record.
 
     Args:
         labels: [N], the class of each record.
         n_clients: n, at most N.
-        max_labels: k, the largest number of classes at a client; more than C counts as C.
+        max_labels: k, the largest number of classes at a client; a value above C is used as C.
         seed: the same seed gives the same split.
 
     Returns:
         One sorted array of record numbers for each client; disjoint, and together all records.
 
     Raises:
-        InvalidValueError: no such split was found (equal sizes can be out of reach for k = 1).
+        InvalidValueError: no such split was found (for k = 1 there may be none of equal sizes).
     """
     codes, counts = _check(labels, n_clients)
     given = positive_int("max_labels", max_labels)
@@ -88,20 +93,21 @@ def partition_shards(labels: ArrayLike, n_clients: int, max_labels: int, seed: i
         raise InvalidValueError(
             "max_labels",
             given,
-            f"{n_clients} clients with that many labels each cannot hold all {len(counts)} classes",
+            f"{n_clients} clients with {given} labels each cannot have all {len(counts)} classes; "
+            "increase max_labels or n_clients",
         )
     rng = _generator(seed)
     sizes = even_sizes(len(codes), n_clients)
     for _ in range(TRIES):
-        deal = deal_shards(counts, n_clients, per_client, rng)
-        table = balance_rows(deal, sizes, per_client)
+        amounts = deal_shards(counts, n_clients, per_client, rng)
+        table = balance_rows(amounts, sizes, per_client)
         if table is not None:
-            return _hand_out(codes, table, rng)
+            return _assign_records(codes, table, rng)
     raise InvalidValueError(
         "max_labels",
         given,
-        f"found no split of {len(codes)} records into {n_clients} equal shares with at most that "
-        "many labels each; take a larger max_labels, another n_clients or partition 'dirichlet'",
+        f"found no split of {len(codes)} records into {n_clients} equal shares with at most "
+        f"{given} labels each; use a larger max_labels, another n_clients or partition 'dirichlet'",
     )
 
 
@@ -110,8 +116,9 @@ def partition_dirichlet(
 ) -> Indices:
     """Split each class over the clients in proportions drawn from Dirichlet(alpha, ..., alpha).
 
-    Small alpha: few labels at a client and sizes far apart; large alpha: close to iid. As is usual
-    (Li et al. 2022), the draw is repeated until the smallest client has ``min_size`` records.
+    A small alpha gives few labels at a client and very different sizes; a large alpha is close to
+    iid. As in Li et al. 2022, the draw is repeated until the smallest client has ``min_size``
+    records.
 
     Args:
         labels: [N], the class of each record.
@@ -136,19 +143,19 @@ def partition_dirichlet(
         columns = [largest_remainder(p, int(m)) for p, m in zip(shares, counts, strict=True)]
         table = np.stack(columns, axis=1)
         if table.sum(axis=1).min() >= min_size:
-            return _hand_out(codes, table, rng)
+            return _assign_records(codes, table, rng)
     raise _too_skewed(alpha, n_clients, len(codes), min_size)
 
 
 def partition_quantity(
     labels: ArrayLike, n_clients: int, alpha: float, seed: int, min_size: int = 10
 ) -> Indices:
-    """Quantity skew: shares of the records are Dirichlet(alpha), labels are mixed at random.
+    """Split into shares of Dirichlet(alpha) sizes (quantity skew), with labels mixed at random.
 
     Args:
         labels: [N], the class of each record.
         n_clients: n, at most N.
-        alpha: concentration > 0; small values set the sizes far apart.
+        alpha: concentration > 0; small values give very different sizes.
         seed: the same seed gives the same split.
         min_size: smallest number of records that a client may get.
 
@@ -174,26 +181,36 @@ def partition_quantity(
 
 def split_dataset(
     dataset: Dataset,
-    n_clients: int,
+    n_clients: int | None = None,
     *,
     partition: str | Partition = "iid",
     test_fraction: float | None = None,
     seed: int = 0,
     max_labels: int | None = None,
     alpha: float | None = None,
+    min_records: int | None = None,
 ) -> tuple[ClientData, ...]:
-    """Split a dataset over clients, each with train and test records of the same label mix.
+    """Split a dataset over clients; a client's train and test records have the same label mix.
 
     Args:
-        dataset: what to split.
-        n_clients: n.
-        partition: ``"iid"``, ``"shards"``, ``"dirichlet"``, ``"quantity"``, or a function of
-            (labels, n_clients, seed) that returns the record numbers of each client.
-        test_fraction: share of a client's records that is held out. None is the paper's way: the
-            client's share of the published test set if the dataset says so (CIFAR), else 0.2.
+        dataset: the dataset.
+        n_clients: number of clients; optional for ``"natural"``.
+        partition: ``"iid"``, ``"shards"``, ``"dirichlet"``, ``"quantity"``, ``"natural"`` (the real
+            clients of the dataset), or a function of (labels, n_clients, seed) that returns the
+            record numbers of each client.
+        test_fraction: share of a client's records that is held out. None does as the paper: the
+            client's share of the published test set if ``dataset.deal_test`` (CIFAR), else 0.2.
         seed: the same seed gives the same split.
-        max_labels: for ``"shards"``.
-        alpha: for ``"dirichlet"`` and ``"quantity"``.
+        max_labels: option of ``"shards"``, see `partition_shards`.
+        alpha: option of ``"dirichlet"`` and ``"quantity"``.
+        min_records: option of ``"natural"``: clients with fewer records are left out.
+
+    Returns:
+        The records of each client.
+
+    Raises:
+        InvalidValueError: an option is invalid, missing or not used by the partition, or a client
+            would have no records.
 
     Example:
         >>> from noisewise.data.datasets import load_dataset
@@ -203,45 +220,72 @@ def split_dataset(
     """
     if test_fraction is not None:
         fraction("test_fraction", test_fraction, one_allowed=False)
-    labels = dataset.train.targets
-    parts = _partition(partition, max_labels, alpha)(labels, n_clients, seed)
+    options = {"max_labels": max_labels, "alpha": alpha, "min_records": min_records}
+    if partition == NATURAL:
+        _check_options(partition, options, "min_records", required=False)
+        groups = _natural(dataset, n_clients, min_records)
+        names: list[str | None] = [group.name for group in groups]
+        numbers = [group.number for group in groups]
+        parts = [group.records for group in groups]
+    else:
+        split = _partition(partition, options)
+        parts = split(dataset.train.targets, positive_int("n_clients", n_clients), seed)
+        names, numbers = [None] * len(parts), list(range(len(parts)))
     for number, part in enumerate(parts):
         if len(part) == 0:
-            raise InvalidValueError("partition", partition, f"leaves client {number} empty")
+            raise InvalidValueError(
+                "partition",
+                partition,
+                f"gives client {number} no records; every client needs at least one",
+            )
     if test_fraction is None and dataset.deal_test and dataset.test is not None:
-        return _with_published_test(dataset.train, dataset.test, parts, seed)
-    share = TEST_FRACTION if test_fraction is None else test_fraction
-    return tuple(
-        hold_out(dataset.train.take(part), share, seed, number) for number, part in enumerate(parts)
-    )
+        clients = _with_published_test(dataset.train, dataset.test, parts, seed)
+    else:
+        share = TEST_FRACTION if test_fraction is None else test_fraction
+        clients = tuple(
+            hold_out(dataset.train.take(part), share, seed, number)
+            for number, part in zip(numbers, parts, strict=True)
+        )
+    return tuple(replace(client, name=name) for client, name in zip(clients, names, strict=True))
+
+
+def _natural(dataset: Dataset, n_clients: int | None, min_records: int | None) -> list[Group]:
+    groups = natural_groups(dataset.groups, dataset.group_names, min_records)
+    if n_clients is not None and n_clients != len(groups):
+        allowed = f"must be left out, or the {len(groups)} real clients of {dataset.name}"
+        raise InvalidValueError("n_clients", n_clients, allowed)
+    return groups
 
 
 def hold_out(records: Examples, test_fraction: float, seed: int, number: int) -> ClientData:
     """Split one client's records into train and test, with the same mix of labels.
 
     Args:
-        records: all that the client holds.
-        test_fraction: share that is held out; at least one record stays on either side.
+        records: all records of the client.
+        test_fraction: share that is held out; train and test get at least one record each.
         seed: the same seed gives the same split.
-        number: of the client, so that each has a random stream of its own.
+        number: number of the client; each client has its own random stream.
+
+    Returns:
+        The train and test records.
+
+    Raises:
+        InvalidValueError: the client has fewer than two records.
     """
     fraction("test_fraction", test_fraction, one_allowed=False)
     if len(records) < 2:
         raise InvalidValueError(
             f"client {number}",
             f"{len(records)} record(s)",
-            "needs at least 1 to train and 1 to test; take fewer clients or more data",
+            "must be at least 1 to train and 1 to test; use fewer clients or more data",
         )
     rng = keyed_generator(non_negative_int("seed", seed), "hold out", number)
     mask = _hold_out(records.targets, test_fraction, rng)
     return ClientData(records.take(~mask), records.take(mask))
 
 
-def _partition(
-    partition: str | Partition, max_labels: int | None, alpha: float | None
-) -> Partition:
-    """The partition of that name with its option filled in; an option without use is an error."""
-    options = {"max_labels": max_labels, "alpha": alpha}
+def _partition(partition: str | Partition, options: Mapping[str, float | None]) -> Partition:
+    """Return the partition with its option; an option that it does not use is an error."""
     table: dict[str, tuple[Partition, str | None]] = {
         "iid": (partition_iid, None),
         "shards": (partition_shards, "max_labels"),
@@ -249,21 +293,34 @@ def _partition(
         "quantity": (partition_quantity, "alpha"),
     }
     if isinstance(partition, str) and partition not in table:
-        raise InvalidValueError("partition", partition, f"must be one of {', '.join(table)}")
+        names = ", ".join([*table, NATURAL])
+        raise InvalidValueError("partition", partition, f"must be one of {names}")
     split, needed = table[partition] if isinstance(partition, str) else (partition, None)
-    for option, value in options.items():
-        if option == needed and value is None:
-            raise InvalidValueError(option, value, f"is needed by partition {partition!r}")
-        if option != needed and value is not None:
-            raise InvalidValueError(option, value, f"has no use in partition {partition!r}")
+    _check_options(partition, options, needed)
     chosen = [options[needed]] if needed else []
     return lambda labels, n_clients, seed: split(labels, n_clients, *chosen, seed)
+
+
+def _check_options(
+    partition: str | Partition,
+    options: Mapping[str, float | None],
+    used: str | None,
+    required: bool = True,
+) -> None:
+    """Refuse an option that the partition does not use, or one that it lacks."""
+    for option, value in options.items():
+        if option == used and value is None and required:
+            raise InvalidValueError(option, value, f"is required by partition {partition!r}")
+        if option != used and value is not None:
+            raise InvalidValueError(
+                option, value, f"is not used by partition {partition!r}; leave it out"
+            )
 
 
 def _check(
     labels: ArrayLike, n_clients: int, min_size: int = 1
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Class numbers 0..C-1 of the records, and how many records each class has."""
+    """Return the class number 0..C-1 of each record, and the number of records of each class."""
     n_clients = positive_int("n_clients", n_clients)
     values = np.asarray(labels)
     if values.ndim != 1 or len(values) == 0:
@@ -272,7 +329,7 @@ def _check(
         raise InvalidValueError(
             "n_clients",
             n_clients,
-            f"is too many for {len(values)} records (at least {min_size} for each client)",
+            f"is too many for {len(values)} records; each client needs at least {min_size}",
         )
     _, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
     return codes.astype(np.int64), counts.astype(np.int64)
@@ -285,7 +342,7 @@ def _generator(seed: int) -> np.random.Generator:
 def _dirichlet(
     rng: np.random.Generator, alpha: float, size: int, draws: int
 ) -> NDArray[np.float64] | None:
-    """``draws`` vectors of ``size`` shares, or None if a tiny alpha underflowed to nothing."""
+    """Return ``draws`` vectors of ``size`` shares, or None if a tiny alpha underflowed."""
     shares = rng.dirichlet(np.full(size, alpha), size=draws)
     return shares if np.isfinite(shares).all() and (shares.sum(axis=1) > 0).all() else None
 
@@ -294,15 +351,15 @@ def _too_skewed(alpha: float, n_clients: int, n: int, min_size: int) -> InvalidV
     return InvalidValueError(
         "alpha",
         alpha,
-        f"{TRIES} draws left a client of {n_clients} with fewer than {min_size} of {n} records; "
-        "take a larger alpha, fewer clients or a smaller min_size",
+        f"in {TRIES} random splits of {n} records over {n_clients} clients, a client had fewer "
+        f"than {min_size}; use a larger alpha, fewer clients or a smaller min_size",
     )
 
 
-def _hand_out(
+def _assign_records(
     codes: NDArray[np.int64], table: NDArray[np.int64], rng: np.random.Generator
 ) -> Indices:
-    """Turn a table of amounts [n, C] into record numbers, the records of a class at random."""
+    """Turn a table of counts [n, C] into record numbers, chosen at random within each class."""
     parts: list[list[NDArray[np.int64]]] = [[] for _ in range(table.shape[0])]
     for label in range(table.shape[1]):
         records = rng.permutation(np.flatnonzero(codes == label))
@@ -316,11 +373,11 @@ def _hand_out(
 def _hold_out(
     labels: NDArray[np.int64], share: float, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Mask of the test records: the same mix of labels as the rest, at least one, never all."""
+    """Return the mask of the test records: the label mix of all records, at least one, not all."""
     n = len(labels)
     total = min(max(round(n * share), 1), n - 1)
     classes, counts = np.unique(labels, return_counts=True)
-    order = rng.permutation(len(classes))  # ties of the rounding fall at random
+    order = rng.permutation(len(classes))  # equal remainders are rounded at random
     mask = np.zeros(n, dtype=np.bool_)
     amounts = largest_remainder(counts[order].astype(np.float64), total)
     for label, amount in zip(classes[order], amounts, strict=True):
@@ -338,7 +395,7 @@ def _with_published_test(
     for label, amount in enumerate(np.bincount(test.targets, minlength=n_classes)):
         shares = held[:, label] if held[:, label].any() else np.ones(len(parts))
         table[:, label] = largest_remainder(shares.astype(np.float64), int(amount))
-    # Rounding class by class leaves clients a record or two apart; even that out where possible.
+    # After rounding each class, sizes can be off by a record or two; correct that where possible.
     sizes = largest_remainder(held.sum(axis=1).astype(np.float64), len(test))
     balanced = balance_rows(table, sizes, max_labels=0)
     table = table if balanced is None else balanced
@@ -347,9 +404,9 @@ def _with_published_test(
         raise InvalidValueError(
             "n_clients",
             len(parts),
-            f"leaves client {number} no test record; take fewer clients or set test_fraction",
+            f"gives client {number} no test record; use fewer clients or set test_fraction",
         )
-    tests = _hand_out(test.targets, table, keyed_generator(seed, "hold out"))
+    tests = _assign_records(test.targets, table, keyed_generator(seed, "hold out"))
     return tuple(
         ClientData(train.take(part), test.take(own)) for part, own in zip(parts, tests, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Populations: epsilon, batch size and delta of every client, drawn anew or by the authors."""
+"""Populations: epsilon, batch size and delta of every client, sampled or from the authors."""
 
 from __future__ import annotations
 
@@ -25,24 +25,26 @@ __all__ = [
     "Uniform",
     "authors_population",
     "make_specs",
+    "order_epsilons",
     "population_table",
     "sample_batch_sizes",
     "sample_epsilons",
 ]
 
-MIN_EPSILON = 0.15  # the smallest epsilon among the authors' draws
+ORDERS = ("small_strict", "large_strict")
+MIN_EPSILON = 0.15  # the smallest epsilon of the authors' populations
 
 
 @dataclass(frozen=True)
 class NormalMixture:
-    """A mixture of normals: weights, means and standard deviations, one for each component."""
+    """A mixture of normal distributions: weight, mean and standard deviation of each component."""
 
     weights: tuple[float, ...]
     means: tuple[float, ...]
     deviations: tuple[float, ...]
 
     def sample(self, n: int, rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Return n draws; they can be negative."""
+        """Return n samples; they can be negative."""
         component = rng.choice(len(self.weights), size=n, p=self.weights)
         return rng.normal(np.asarray(self.means)[component], np.asarray(self.deviations)[component])
 
@@ -55,12 +57,12 @@ class Uniform:
     high: float
 
     def sample(self, n: int, rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Return n draws."""
+        """Return n samples."""
         return rng.uniform(self.low, self.high, size=n)
 
 
-# The paper's table "Distributions of privacy parameters". It writes N(mean, s); the authors' draws
-# show that s is the standard deviation (Dist2's small component: .18 to .21 around .2 with s .01).
+# The paper's table "Distributions of privacy parameters". It writes N(mean, s); the authors'
+# samples show that s is the standard deviation (Dist2's first component: .18 to .21, s = .01).
 DISTRIBUTIONS: dict[str, NormalMixture | Uniform] = {
     "Dist1": NormalMixture((1.0,), (2.0,), (1.0,)),
     "Dist2": NormalMixture((0.2, 0.6, 0.2), (0.2, 1.0, 5.0), (0.01, 0.1, 1.0)),
@@ -76,12 +78,12 @@ DISTRIBUTIONS: dict[str, NormalMixture | Uniform] = {
 
 @dataclass(frozen=True)
 class AuthorsDraw:
-    """What the paper's authors drew once for all their experiments.
+    """The epsilons and batch sizes that the paper's authors sampled once for all experiments.
 
     Args:
-        epsilons: one for each client.
-        batch_sizes: one for each client, shared by all distributions.
-        delta: the same for every client.
+        epsilons: epsilon of each client.
+        batch_sizes: batch size of each client; the same for all distributions.
+        delta: delta of every client.
     """
 
     epsilons: tuple[float, ...]
@@ -97,12 +99,18 @@ def _authors() -> dict[str, Any]:
 
 
 def authors_population(dist: str, n_clients: int, scale: float = 1.0) -> AuthorsDraw:
-    """Return the authors' own draw of epsilons and batch sizes.
+    """Return the epsilons and batch sizes that the authors sampled.
 
     Args:
         dist: ``"Dist1"`` .. ``"Dist9"``.
         n_clients: 20, 40 or 60.
         scale: multiplies every epsilon; the paper uses 10 for CIFAR-100.
+
+    Returns:
+        The epsilons, batch sizes and delta.
+
+    Raises:
+        InvalidValueError: the authors have no such population.
 
     Example:
         >>> authors_population("Dist1", 20).epsilons[:3]
@@ -116,7 +124,7 @@ def authors_population(dist: str, n_clients: int, scale: float = 1.0) -> Authors
         raise InvalidValueError(
             "n_clients",
             n_clients,
-            "the authors drew for 20, 40 and 60 clients; use sample_epsilons for other numbers",
+            "must be 20, 40 or 60, the authors' numbers; use sample_epsilons for other numbers",
         )
     return AuthorsDraw(
         epsilons=tuple(float(e) * scale for e in drawn["epsilons"][dist][str(n_clients)]),
@@ -128,15 +136,18 @@ def authors_population(dist: str, n_clients: int, scale: float = 1.0) -> Authors
 def sample_epsilons(
     dist: str, n_clients: int, seed: int, minimum: float = MIN_EPSILON, scale: float = 1.0
 ) -> tuple[float, ...]:
-    """Draw epsilons from one of the paper's distributions.
+    """Sample epsilons from one of the paper's distributions.
 
     Args:
         dist: ``"Dist1"`` .. ``"Dist9"``.
-        n_clients: how many to draw.
-        seed: the same seed gives the same draw.
-        minimum: smaller draws (normals reach below 0) are raised to this; the default is the
-            smallest epsilon that the authors drew.
+        n_clients: number of clients.
+        seed: the same seed gives the same epsilons.
+        minimum: replaces smaller samples (normal samples can be negative); the default is the
+            smallest epsilon of the authors.
         scale: multiplies the result, after the minimum; the paper uses 10 for CIFAR-100.
+
+    Returns:
+        One epsilon for each client.
     """
     _check_dist(dist)
     positive_int("n_clients", n_clients)
@@ -148,19 +159,54 @@ def sample_epsilons(
     return tuple(float(e) for e in np.maximum(draws, minimum) * scale)
 
 
+def order_epsilons(
+    epsilons: Sequence[float], n_records: Sequence[int], order: str
+) -> tuple[float, ...]:
+    """Give the epsilons to the clients in the order of their numbers of records.
+
+    Args:
+        epsilons: one for each client, in any order.
+        n_records: number of training records of each client.
+        order: ``"small_strict"`` gives the smallest epsilon to the client with the fewest records,
+            ``"large_strict"`` to the one with the most.
+
+    Returns:
+        The same epsilons, one for each client; equal numbers of records keep the clients' order.
+
+    Example:
+        >>> order_epsilons([3.0, 1.0, 2.0], [500, 20, 100], "small_strict")
+        (3.0, 1.0, 2.0)
+        >>> order_epsilons([3.0, 1.0, 2.0], [500, 20, 100], "large_strict")
+        (1.0, 3.0, 2.0)
+    """
+    if order not in ORDERS:
+        raise InvalidValueError("order", order, f"must be one of {', '.join(ORDERS)}")
+    if len(epsilons) != len(n_records):
+        raise InvalidValueError(
+            "epsilons", f"{len(epsilons)} values", f"must be {len(n_records)}, one for each client"
+        )
+    sizes = np.asarray(n_records)
+    clients = np.argsort(sizes if order == "small_strict" else -sizes, kind="stable")
+    ordered = dict(zip(clients.tolist(), sorted(map(float, epsilons)), strict=True))
+    return tuple(ordered[client] for client in range(len(epsilons)))
+
+
 def sample_batch_sizes(
     n_clients: int, seed: int, choices: Sequence[int] = (16, 32, 64, 128)
 ) -> tuple[int, ...]:
-    """Draw a batch size for each client, every choice equally likely.
+    """Sample a batch size for each client; all choices are equally likely.
 
     Args:
-        n_clients: how many to draw.
-        seed: the same seed gives the same draw.
+        n_clients: number of clients.
+        seed: the same seed gives the same batch sizes.
         choices: whole numbers >= 1; a single one gives all clients the same batch size.
+
+    Returns:
+        One batch size for each client.
     """
     positive_int("n_clients", n_clients)
     if not choices:
-        raise InvalidValueError("choices", choices, "must hold at least one batch size")
+        raise InvalidValueError("choices", choices, "must have at least one batch size")
     for choice in choices:
         positive_int("choices", choice)
     rng = keyed_generator(non_negative_int("seed", seed), "batch sizes")
@@ -179,22 +225,35 @@ def make_specs(
 ) -> tuple[ClientSpec, ...]:
     """Make one `ClientSpec` for each client; N_i is the number of its training records.
 
-    Each setting is one value for all clients or one for each.
+    Each setting is one value for all clients, or a list with one value for each client.
 
     Args:
-        clients: what they hold.
-        epsilons: privacy budgets.
-        batch_sizes: expected batches.
+        clients: the records of the clients.
+        epsilons: epsilon of each client's budget.
+        batch_sizes: expected batch sizes.
         delta: delta of the budgets.
         local_epochs: passes over the data in a round.
-        ids: names of the clients; None for ``client-00``, ``client-01``, ...
+        ids: names of the clients; None for the names of real clients, else ``client-00``,
+            ``client-01``, ...
 
     Returns:
         The specs, in the order of ``clients``.
+
+    Raises:
+        InvalidValueError: a list has another length than ``clients``, ids repeat, or a value is not
+            allowed (see `ClientSpec`).
+
+    Example:
+        >>> from noisewise.data import load_dataset, split_dataset
+        >>> clients = split_dataset(load_dataset("digits"), 2)
+        >>> specs = make_specs(clients, epsilons=[1.0, 5.0], batch_sizes=32, delta=1e-4)
+        >>> [(spec.id, spec.epsilon, spec.batch_size) for spec in specs]
+        [('client-00', 1.0, 32), ('client-01', 5.0, 32)]
     """
     n = positive_int("number of clients", len(clients))
     width = max(2, len(str(n - 1)))
-    names = [f"client-{number:0{width}d}" for number in range(n)] if ids is None else list(ids)
+    names = [client.name or f"client-{number:0{width}d}" for number, client in enumerate(clients)]
+    names = names if ids is None else list(ids)
     if len(names) != n or len(set(names)) != n:
         raise InvalidValueError("ids", names, f"must be {n} different names")
     table = {
@@ -214,7 +273,7 @@ def make_specs(
 
 
 def population_table(specs: Sequence[ClientSpec]) -> str:
-    """Print a population: one line for each client, ready for a terminal.
+    """Return a population as an aligned table with one line for each client.
 
     Example:
         >>> print(population_table([ClientSpec("client-00", 2400, 32, 0.5, 1e-4)]))
@@ -237,11 +296,11 @@ def population_table(specs: Sequence[ClientSpec]) -> str:
 
 
 def _spread(field: str, values: Any, n: int) -> list[Any]:
-    """One value for each of n clients, as plain Python numbers."""
+    """Return one value for each of n clients, as plain Python numbers."""
     if isinstance(values, str) or not isinstance(values, (Sequence, np.ndarray)):
         values = [values] * n
     if len(values) != n:
-        raise InvalidValueError(field, f"{len(values)} values", f"must be one value or {n}")
+        raise InvalidValueError(field, f"{len(values)} values", f"must be one value or {n} values")
     return [value.item() if isinstance(value, np.generic) else value for value in values]
 
 

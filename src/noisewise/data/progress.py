@@ -8,7 +8,7 @@ from contextlib import contextmanager
 __all__ = ["Progress", "progress_bar", "silent"]
 
 Progress = Callable[[str, int, int | None], None]
-"""(what is going on, how much is done, how much there is in all or None if unknown)."""
+"""Called with (what is being done, amount done, total amount or None if unknown)."""
 
 
 def silent(what: str, done: int, total: int | None) -> None:
@@ -17,7 +17,7 @@ def silent(what: str, done: int, total: int | None) -> None:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """Show a bar for each thing reported, on the error stream, if that is a terminal.
+    """Show a progress bar for each reported task on the error stream, if it is a terminal.
 
     Example:
         >>> with progress_bar() as report:

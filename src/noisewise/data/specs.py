@@ -12,15 +12,18 @@ __all__ = ["ClientSpec"]
 
 @dataclass(frozen=True)
 class ClientSpec:
-    """One client's own settings. Nobody but the client needs to know them.
+    """One client's own settings. Only the client needs to know them.
 
     Args:
         id: name of the client, unique in a federation.
-        n_examples: N_i, the number of training records that the plan counts on.
-        batch_size: b_i, the expected batch of Poisson sampling; at most N_i.
+        n_examples: N_i, the declared number of training records.
+        batch_size: b_i, the expected batch size of Poisson sampling; at most N_i.
         epsilon: epsilon_i, the client's own privacy budget.
         delta: delta_i of the same budget.
         local_epochs: K_i, passes over the data in a round.
+
+    Raises:
+        InvalidValueError: a value is not allowed; the message names the client and the field.
 
     Example:
         >>> ClientSpec("a", n_examples=2400, batch_size=32, epsilon=0.5, delta=1e-4).sample_rate
@@ -46,7 +49,7 @@ class ClientSpec:
             raise InvalidValueError(
                 name + "batch_size",
                 self.batch_size,
-                f"must be at most n_examples = {self.n_examples}; take a smaller batch",
+                f"must be at most n_examples = {self.n_examples}; use a smaller batch",
             )
 
     @property

@@ -1,229 +1,243 @@
-r"""Records in a CSV table: one line is one record, and a fault of a line concerns that line alone.
-
-- The first line is the header: names of columns, in UTF-8, with or without a byte order mark.
-- Every other line is a record. A line ends with ``\n`` or ``\r\n``, the last one also with the
-  end of the file. An empty line, or one of blanks only, is no record.
-- A line is parsed by itself. A quote never reaches into the next line. A carriage return elsewhere
-  than before ``\n`` does not end a line: it makes this line a bad one.
-- A cell is a decimal number in ASCII: digits, one point, a sign, an exponent, blanks around. The
-  class is written in digits, or is one of the given names.
-- A line holds at most `CELL_BYTES` bytes for each column of the header. No more than that is ever
-  read into memory at once.
-"""
+"""Tables of real federations: files of several formats become coded records with their clients."""
 
 from __future__ import annotations
 
 import csv
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from noisewise.data.files import MAX_BYTES, check_size
+from noisewise.data.columns import CategoryInput, ColumnCoder, NumberInput
+from noisewise.data.csv_records import decimal_number
 from noisewise.errors import InvalidValueError
 
-__all__ = ["CELL_BYTES", "decimal_number", "read_csv"]
+__all__ = [
+    "CodedTable",
+    "Roles",
+    "TableReader",
+    "code_rows",
+    "read_fars",
+    "read_heart",
+    "read_vietnam",
+]
 
-CELL_BYTES = 256
-"""Longest line, in bytes, for each column of the header."""
-
-_HEADER_BYTES = 1 << 24
-_BLOCK_CELLS = 1 << 20
-_SKIP_BYTES = 1 << 16
-_NUMBER = b"0123456789+-.eE \t"  # with these alone, `float` reads nothing but decimal numbers
-_NUMBERS = _NUMBER + b","
+_BLOCK = 8192  # rows whose cells are in memory at a time
 
 
-def read_csv(
-    path: Path,
-    target: str = "target",
-    classes: Sequence[str] | None = None,
-    max_bytes: int | None = MAX_BYTES,
-    *,
-    keep_bad: bool = False,
-) -> dict[str, NDArray[Any]]:
-    """Read a table with a header: one column is the class, the others are numbers.
+@dataclass(frozen=True, eq=False)
+class CodedTable:
+    """Records of a table.
 
     Args:
-        path: the file.
-        target: name of the column with the class.
-        classes: names of the classes in order; None where the column holds whole numbers from 0.
-        max_bytes: refuse a larger file before anything is read; None sets no limit.
-        keep_bad: a line with a fault becomes a record of NaN with class -1, in place of an error.
-
-    Returns:
-        ``inputs`` [N, columns] as float32 and ``targets`` [N] as int64.
-
-    Raises:
-        InvalidValueError: the header is wrong; or a line has a fault, and the message names line
-            and column.
+        inputs: [N, width].
+        targets: [N], classes from 0.
+        owners: the name of the client for each record.
     """
-    check_size(path, path.stat().st_size, max_bytes)
-    with open(path, "rb") as file:
-        table = _Table.of(file, path, target, classes)
-        width = len(table.header) - 1
-        per_block = max(1, _BLOCK_CELLS // width)
-        inputs = [np.empty((0, width), dtype=np.float32)]
-        rows: list[list[float]] = []
-        targets: list[int] = []
-        for number, line in enumerate(_lines(file, CELL_BYTES * (width + 1)), start=2):
-            if line is not None and not line.strip(b" \t"):
-                continue
-            try:
-                row, label = table.record(line, number)
-                if not keep_bad:
-                    table.check_finite(row, number)
-            except InvalidValueError:
-                if not keep_bad:
-                    raise
-                row, label = [math.nan] * width, -1
-            rows.append(row)
-            targets.append(label)
-            if len(rows) == per_block:
-                inputs.append(_block(rows))
-                rows = []
-    if rows:
-        inputs.append(_block(rows))
-    return {"inputs": np.concatenate(inputs), "targets": np.asarray(targets, dtype=np.int64)}
+
+    inputs: NDArray[np.float32]
+    targets: NDArray[np.int64]
+    owners: tuple[str, ...]
+
+    @classmethod
+    def join(cls, parts: Sequence[CodedTable]) -> CodedTable:
+        """All records of several tables, one table after the other."""
+        return cls(
+            np.concatenate([part.inputs for part in parts]),
+            np.concatenate([part.targets for part in parts]),
+            tuple(owner for part in parts for owner in part.owners),
+        )
 
 
-def decimal_number(cell: bytes) -> float:
-    """The number in a cell: decimal, in ASCII, with blanks around; infinite beyond float64.
-
-    Raises:
-        ValueError: it is none. ``nan``, ``inf``, ``0x10``, ``1_000`` and digits of other scripts
-            are none.
-
-    Example:
-        >>> decimal_number(b" -1.5e3 ")
-        -1500.0
-    """
-    if cell.translate(None, _NUMBER):
-        raise ValueError("not a decimal number")
-    return float(cell)
+TableReader = Callable[[Mapping[str, Path], ColumnCoder, Sequence[str]], CodedTable]
+"""(files of the dataset by name, coder, names of the classes) -> records."""
 
 
 @dataclass(frozen=True)
-class _Table:
-    """What the header says, which is public: the same for every line."""
+class Roles:
+    """Which columns of a table are not inputs.
 
-    path: Path
-    header: list[str]
-    place: int  # of the class
-    classes: Mapping[bytes, int]  # empty where classes are whole numbers
+    Args:
+        target: the column with the class.
+        classify: the number of the class from its cell.
+        client: the column with the client; None if all rows belong to one client.
+        owner: the name of the client from its cell (an empty text without ``client``).
+    """
 
-    @classmethod
-    def of(cls, file: BinaryIO, path: Path, target: str, classes: Sequence[str] | None) -> _Table:
-        """Read the header, the first line of the file."""
-        line = file.readline(_HEADER_BYTES + 1)
-        if len(line) > _HEADER_BYTES:
-            allowed = f"its first line must be a header of at most {_HEADER_BYTES} bytes"
-            raise InvalidValueError("file", str(path), allowed)
-        try:
-            text = line.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
-            cells = _cells(text)
-        except (ValueError, csv.Error) as error:
-            allowed = f"its first line must be a header in UTF-8, ended by a newline ({error})"
-            raise InvalidValueError("file", str(path), allowed) from error
-        header = [name.strip() for name in cells]
-        if header.count(target) != 1 or len(header) < 2:
-            names = str(header) if len(text) < 1000 else f"in its {len(header)}-column header"
-            raise InvalidValueError(
-                "target", target, f"must be one of the columns {names} of {path}"
-            )
-        numbers = {name.encode(): number for number, name in enumerate(classes or ())}
-        return cls(path, header, header.index(target), numbers)
+    target: str
+    classify: Callable[[str], int]
+    client: str | None
+    owner: Callable[[str], str]
 
-    def record(self, line: bytes | None, number: int) -> tuple[list[float], int]:
-        """Numbers and class of one line; None stands for a line that is too long."""
-        if line is None:
-            most = CELL_BYTES * len(self.header)
-            raise InvalidValueError("file", str(self.path), f"line {number} exceeds {most} bytes")
-        plain = not line.translate(None, _NUMBERS)
-        try:
-            cells = line.split(b",") if plain else [c.encode() for c in _cells(line.decode())]
-        except (ValueError, csv.Error) as error:
-            raise InvalidValueError(
-                "file", str(self.path), f"line {number} cannot be read ({error})"
-            ) from error
-        if len(cells) != len(self.header):
-            raise InvalidValueError(
-                "file",
-                str(self.path),
-                f"line {number} has {len(cells)} cells, not {len(self.header)}",
-            )
-        label = self._class(cells.pop(self.place), number)
-        try:
-            return list(map(float if plain else decimal_number, cells)), label
-        except ValueError as error:
-            raise self._no_number(cells, number) from error
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that need no declaration."""
+        return (self.target,) if self.client is None else (self.target, self.client)
 
-    def check_finite(self, row: list[float], number: int) -> None:
-        """Refuse a number beyond float64."""
-        if not all(map(math.isfinite, row)):
-            column = next(i for i, value in enumerate(row) if not math.isfinite(value))
-            raise InvalidValueError(self._where(number, column), row[column], _FINITE)
+    def places(self, header: Sequence[str]) -> tuple[int, int | None]:
+        """Return where class and client are in a header."""
+        names = list(header)
+        client = None if self.client is None else names.index(self.client)
+        return names.index(self.target), client
 
-    def _class(self, cell: bytes, number: int) -> int:
-        name = cell.strip(b" \t")
-        if self.classes:
-            if name in self.classes:
-                return self.classes[name]
-            allowed = f"must be one of {', '.join(known.decode() for known in self.classes)}"
-        else:
-            if name.isdigit() and len(name) < 19:  # what fits into 64 bits
-                return int(name)
-            allowed = "must be a whole number >= 0, or give classes"
-        where = f"{self.path}, line {number}, column {self.header[self.place]}"
-        raise InvalidValueError(where, _short(cell), allowed)
 
-    def _no_number(self, cells: list[bytes], number: int) -> InvalidValueError:
-        for column, cell in enumerate(cells):
+def code_rows(
+    rows: Iterable[Sequence[str]],
+    header: Sequence[str],
+    coder: ColumnCoder,
+    roles: Roles,
+    file: str,
+    first_line: int,
+) -> CodedTable:
+    """Code the rows of a table, each by itself.
+
+    Args:
+        rows: the cells of each record.
+        header: names of the columns.
+        coder: how columns become inputs.
+        roles: the other columns.
+        file: name of the table, for messages.
+        first_line: line of the first row in the file, for messages.
+
+    Raises:
+        InvalidValueError: the columns do not fit the header, or a cell is invalid; the message
+            names line and column.
+    """
+    try:
+        places = coder.places(header, roles.columns)
+    except InvalidValueError as error:
+        raise InvalidValueError(f"{file}: {error.field}", error.value, error.allowed) from error
+    columns = [_Column(column, {}, []) for column in coder.inputs]
+    target, client = roles.places(header)
+    inputs = [np.empty((0, coder.width), dtype=np.float32)]
+    targets: list[int] = []
+    owners: list[str] = []
+    iterator = iter(rows)
+    line = first_line
+    while block := list(islice(iterator, _BLOCK)):
+        for number, row in enumerate(block):
             try:
-                decimal_number(cell)
-            except ValueError:
-                return InvalidValueError(self._where(number, column), _short(cell), _FINITE)
-        raise AssertionError("every cell is a number")
-
-    def _where(self, number: int, column: int) -> str:
-        """Line and column for a message; ``column`` does not count the class."""
-        name = self.header[column + (column >= self.place)]
-        return f"{self.path}, line {number}, column {name}"
-
-
-_FINITE = "must be a finite number"
-
-
-def _short(cell: bytes) -> str:
-    text = cell[:60].decode(errors="replace")
-    return text if len(cell) <= 60 else f"{text}..."
+                if len(row) != len(header):
+                    raise InvalidValueError("cells", len(row), f"must be {len(header)}")
+                targets.append(roles.classify(row[target]))
+                owners.append(roles.owner("" if client is None else row[client]))
+            except InvalidValueError as error:
+                raise _at(file, line + number, error) from error
+        coded = [
+            column.encode([row[place] for row in block], file, line)
+            for column, place in zip(columns, places, strict=True)
+        ]
+        inputs.append(np.concatenate(coded, axis=1))
+        line += len(block)
+    return CodedTable(np.concatenate(inputs), np.asarray(targets, dtype=np.int64), tuple(owners))
 
 
-def _cells(text: str) -> list[str]:
-    """The cells of one line that may have quotes; an unbalanced quote is a `csv.Error`."""
-    if "\r" in text:
-        raise ValueError("a carriage return within the line")
-    return next(csv.reader([text], strict=True), [])
+@dataclass(frozen=True)
+class _Column:
+    """Codes one column of many rows; a cell that occurs again is not coded again."""
+
+    column: NumberInput | CategoryInput
+    known: dict[str, int]  # cell -> place of its code
+    codes: list[tuple[float, ...]]
+
+    def encode(self, cells: Sequence[str], file: str, line: int) -> NDArray[np.float32]:
+        """Return the inputs [len(cells), number of inputs]."""
+        places = np.empty(len(cells), dtype=np.int64)
+        for number, cell in enumerate(cells):
+            place = self.known.get(cell)
+            if place is None:
+                try:
+                    self.codes.append(self.column.encode(cell))
+                except InvalidValueError as error:
+                    raise _at(file, line + number, error) from error
+                place = self.known[cell] = len(self.codes) - 1
+            places[number] = place
+        table: NDArray[np.float32] = np.array(self.codes, dtype=np.float32)[places]
+        return table
 
 
-def _lines(file: BinaryIO, limit: int) -> Iterator[bytes | None]:
-    """The lines that follow, without their ends; None for one of more than ``limit`` bytes."""
-    while line := file.readline(limit + 2):
-        if line.endswith(b"\n"):
-            content = line[:-1].removesuffix(b"\r")
-            yield content if len(content) <= limit else None
-        elif len(line) <= limit:
-            yield line  # the last line
-        else:
-            while line and not line.endswith(b"\n"):
-                line = file.readline(_SKIP_BYTES)
-            yield None
+def _at(file: str, line: int, error: InvalidValueError) -> InvalidValueError:
+    where = f"{file}, line {line}, column {error.field}"
+    return InvalidValueError(where, error.value, error.allowed)
 
 
-def _block(rows: list[list[float]]) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):  # beyond float32 is infinite, and a bad record
-        return np.array(rows, dtype=np.float32)
+def _class_of(column: str, names: Sequence[str]) -> Callable[[str], int]:
+    numbers = {name: number for number, name in enumerate(names)}
+
+    def classify(cell: str) -> int:
+        if cell not in numbers:
+            raise InvalidValueError(column, cell, f"must be one of {', '.join(numbers)}")
+        return numbers[cell]
+
+    return classify
+
+
+def _above_zero(column: str) -> Callable[[str], int]:
+    def classify(cell: str) -> int:
+        try:
+            return int(decimal_number(cell.encode(errors="replace")) > 0)
+        except ValueError:
+            raise InvalidValueError(column, cell, "must be a number") from None
+
+    return classify
+
+
+def read_fars(files: Mapping[str, Path], coder: ColumnCoder, classes: Sequence[str]) -> CodedTable:
+    """Read ``fars.dat``: the class is INJURY_SEVERITY, a client is a state."""
+    roles = Roles("INJURY_SEVERITY", _class_of("INJURY_SEVERITY", classes), "CASE_STATE", str)
+    with open(files["fars.dat"], encoding="utf-8") as file:
+        header, first_line = _keel_header(file, "fars.dat")
+        rows = (line.rstrip("\n").split(",") for line in file if line.strip())
+        return code_rows(rows, header, coder, roles, "fars.dat", first_line)
+
+
+def _keel_header(lines: Iterator[str], name: str) -> tuple[list[str], int]:
+    """Names of the columns of a KEEL file, and the line of its first record."""
+    header = []
+    for number, line in enumerate(lines, start=1):
+        words = line.split()
+        if words[:1] == ["@attribute"] and len(words) > 1:
+            header.append(words[1])
+        elif words[:1] == ["@data"]:
+            return header, number + 1
+    raise InvalidValueError("file", name, "must have a line @data")
+
+
+_HEART_COLUMNS = (
+    "age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak",
+    "slope", "ca", "thal", "num",
+)  # fmt: skip
+_HOSPITALS = {
+    "processed.cleveland.data": "cleveland",
+    "processed.hungarian.data": "hungary",
+    "processed.switzerland.data": "switzerland",
+    "processed.va.data": "va-long-beach",
+}
+
+
+def read_heart(files: Mapping[str, Path], coder: ColumnCoder, classes: Sequence[str]) -> CodedTable:
+    """Read the ``processed.*.data`` files: the class is whether num > 0, a client is a hospital."""
+    parts = []
+    for name, hospital in _HOSPITALS.items():
+        roles = Roles("num", _above_zero("num"), None, lambda _, hospital=hospital: hospital)  # type: ignore[misc]
+        with open(files[name], encoding="ascii") as file:
+            rows = (line.strip().split(",") for line in file if line.strip())
+            parts.append(code_rows(rows, _HEART_COLUMNS, coder, roles, name, 1))
+    return CodedTable.join(parts)
+
+
+def read_vietnam(
+    files: Mapping[str, Path], coder: ColumnCoder, classes: Sequence[str]
+) -> CodedTable:
+    """Read ``VietNamI.csv``: the class is whether pharvis > 0, a client is a commune."""
+    name = "VietNamI.csv"
+    roles = Roles(
+        "pharvis", _above_zero("pharvis"), "commune", lambda cell: f"commune-{cell.zfill(3)}"
+    )
+    with open(files[name], encoding="ascii", newline="") as file:
+        rows = csv.reader(file, strict=True)
+        header = [column or "row" for column in next(rows)]  # R leaves the first name empty
+        return code_rows(rows, header, coder, roles, name, 2)

@@ -1,19 +1,22 @@
-"""Strict configs and what they run."""
+"""Experiments: strict configs, and what they run."""
 
-from noisewise.experiments.comparison import Comparison, compare, comparison_jobs
-from noisewise.experiments.config import ExperimentConfig, dump_config, load_config, parse_config
-from noisewise.experiments.runner import Job, run
-from noisewise.experiments.setup import make_population
+from noisewise.experiments.comparison import Comparison, compare
+from noisewise.experiments.config import (
+    ExperimentConfig,
+    MethodConfig,
+    dump_config,
+    load_config,
+    parse_config,
+)
+from noisewise.experiments.runner import run
 
 __all__ = [
     "Comparison",
     "ExperimentConfig",
-    "Job",
+    "MethodConfig",
     "compare",
-    "comparison_jobs",
     "dump_config",
     "load_config",
-    "make_population",
     "parse_config",
     "run",
 ]

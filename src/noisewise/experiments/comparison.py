@@ -1,231 +1,345 @@
-"""Comparisons: several methods and seeds, run side by side and resumably."""
+"""`compare`: several methods and seeds, prepared once, trained side by side, resumable."""
 
 from __future__ import annotations
 
-import logging
-import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass
+import importlib
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from queue import Empty
-from typing import Any
+from typing import Any, Literal, Protocol
 
-from noisewise.aggregation.methods import METHODS, make_method
-from noisewise.checks import no_repeats
-from noisewise.errors import DiskFullError, NoisewiseError
-from noisewise.experiments.config import ExperimentConfig, MethodConfig, dump_config
-from noisewise.experiments.preflight import check_folder, check_own_config
-from noisewise.experiments.runner import Job, run
-from noisewise.experiments.setup import make_plans, make_population
-from noisewise.experiments.tracking import check_tracking
-from noisewise.federation.executors import end_workers, follow_parent
+from noisewise.errors import InvalidValueError, MissingExtraError
+from noisewise.experiments.config import ConfigSource, ExperimentConfig, MethodConfig, dump_config
+from noisewise.experiments.output_folders import check_comparison_folder, write_config
+from noisewise.experiments.prepare import SeedSetup, prepare, prepare_seed
+from noisewise.experiments.runner import Failure, Job, train_jobs
+from noisewise.experiments.sweep import SweepPoint, sweep_points
+from noisewise.experiments.tracking import ROUND_METRICS, round_metrics
+from noisewise.federation.prepared import Prepared
 from noisewise.federation.results import RoundRecord, RunResult
+from noisewise.privacy.plan import LocalPlan
 from noisewise.privacy.spending import spending_curve
-from noisewise.storage import disk_full, write_atomic
+from noisewise.report.comparison_report import write_comparison, write_report
+from noisewise.report.run_sets import RunSet, name_sets, settings_text
+from noisewise.report.tables import method_rows
+from noisewise.storage import to_json, write_atomic
 
-__all__ = ["Comparison", "check_output", "compare", "comparison_jobs", "wanted_methods", "warm_up"]
+__all__ = ["Comparison", "OnRound", "Progress", "cache_spending", "compare", "run_jobs"]
 
-_log = logging.getLogger(__name__)
+OnRound = Callable[[str, int, RoundRecord], None]
+"""Receives method, seed and record of each round of a comparison."""
+
+
+class Progress(Protocol):
+    """Follows comparisons while they run, as the bars of the command line do."""
+
+    def start(self, title: str, runs: int, rounds: int) -> None:
+        """A comparison of so many runs and rounds starts; the title is empty except in sweeps."""
+        ...
+
+    def planned(self, done: int, total: int) -> None:
+        """So many plans of the first seed are made."""
+        ...
+
+    def on_round(self, method: str, seed: int, record: RoundRecord) -> None:
+        """A round has ended."""
+        ...
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Results of all jobs that ended well, and what went wrong with the others."""
+    """The runs of several methods and seeds.
+
+    Attributes:
+        results: of the runs that ended, seed by seed.
+        failures: what went wrong, by method and seed, for the runs that raised an error.
+        config: of the runs; None if they have several.
+        folder: where the runs are; None if they were kept in memory.
+        settings: the swept fields and their values, if this is a part of a sweep.
+        parts: of a sweep: one comparison for each combination of the swept fields.
+    """
 
     results: tuple[RunResult, ...]
-    failures: dict[str, str]
+    failures: Mapping[str, str]
+    config: ExperimentConfig | None = None
+    folder: Path | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[Comparison, ...] = ()
+
+    def to_rows(self, by: Literal["run", "round"] = "run") -> list[dict[str, Any]]:
+        """The results as a list of flat rows.
+
+        Args:
+            by: "run" for one row with the final metrics of each run, "round" for one row for each
+                round of each run. NaN stands for a metric that a run or round does not have.
+
+        Returns:
+            Rows with the swept fields, if any, ``method``, ``seed`` and metrics. Accuracies are
+            means over the clients.
+        """
+        if by not in ("run", "round"):
+            raise InvalidValueError("by", by, 'must be "run" or "round"')
+        if self.parts:
+            return [{**part.settings, **row} for part in self.parts for row in part.to_rows(by)]
+        if by == "run":
+            return [{name: getattr(run, name) for name in _RUN_COLUMNS} for run in self.results]
+        return [_round_row(run, record) for run in self.results for record in run.rounds]
+
+    def to_frame(self, by: Literal["run", "round"] = "run") -> Any:
+        """`to_rows` as a pandas DataFrame; needs the extra ``frame``.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            message = "to_frame needs pandas: pip install 'noisewise[frame]'"
+            raise MissingExtraError(message) from None
+        return pandas.DataFrame(self.to_rows(by))
+
+    def write_report(self, folder: Path | str | None = None) -> tuple[Path, ...]:
+        """Write the page, tables (Markdown, CSV, JSON) and figures (PNG, SVG, PDF).
+
+        For a sweep, the page is one over all of its parts, with ``sweep.csv`` and ``sweep.json``.
+
+        Args:
+            folder: where to; by default the folder of the runs.
+
+        Returns:
+            The files; ``report.html`` is the first.
+
+        Raises:
+            InvalidValueError: there is no folder, or no run has a result.
+        """
+        target = self.folder if folder is None else Path(folder)
+        if target is None:
+            raise InvalidValueError("folder", None, "must be given, since runs are in memory only")
+        if not self.parts:
+            config = None if self.config is None else dump_config(self.config)
+            return write_comparison(self.results, target, config)
+        files = write_report(self.run_sets, target, title="Sweep", draw_parts=False)
+        content = [
+            {
+                "settings": dict(runs.settings),
+                "folder": runs.folder,
+                "rows": [asdict(row) for row in method_rows(runs.results)],
+            }
+            for runs in self.run_sets
+        ]
+        data = target / "sweep.json"
+        write_atomic(data, (to_json({"points": content}, indent=1) + "\n").encode())
+        return (*files, data)
+
+    @property
+    def run_sets(self) -> tuple[RunSet, ...]:
+        """The parts of a sweep that have results, named by their settings, for reports."""
+        return name_sets(
+            [
+                RunSet(
+                    part.results,
+                    name=settings_text(part.settings) if part.folder is None else part.folder.name,
+                    config="" if part.config is None else dump_config(part.config),
+                    settings=part.settings,
+                    folder="" if part.folder is None else part.folder.name,
+                )
+                for part in self.parts
+                if part.results
+            ]
+        )
 
 
-def wanted_methods(
-    config: ExperimentConfig, methods: Sequence[str] | None = None
-) -> list[MethodConfig]:
-    """The methods of a comparison: those named, with the options that the config gives them."""
-    described = [
-        MethodConfig(name=method) if isinstance(method, str) else method
-        for method in config.compare.methods or list(METHODS)
-    ]
-    if methods is not None:
-        known = {method.name: method for method in reversed(described)}
-        described = [known.get(name, MethodConfig(name=name)) for name in methods]
-    for method in described:
-        make_method(method.name, method.options)  # fails now rather than after an hour
-    return described
+_RUN_COLUMNS = (
+    "method", "seed", "status", "rounds_changed", "accuracy", "accuracy_spread",
+    "worst_tenth_accuracy", "smallest_client_accuracy", "train_loss", "noise_ratio", "signal_share",
+    "largest_epsilon",
+)  # fmt: skip
 
 
-def comparison_jobs(
-    config: ExperimentConfig, methods: Sequence[str] | None = None, seeds: int | None = None
-) -> tuple[Job, ...]:
-    """The jobs of a comparison, seed by seed, so that early results compare all methods.
-
-    Args:
-        config: its ``compare`` table gives the defaults.
-        methods: names; those that the config describes keep its options.
-        seeds: how many, from ``config.seed`` on.
-    """
-    described = wanted_methods(config, methods)
-    jobs = tuple(
-        Job(method, config.seed + number)
-        for number in range(config.compare.seeds if seeds is None else seeds)
-        for method in described
-    )
-    no_repeats("compare.methods", [job.folder_name for job in jobs])
-    return jobs
-
-
-def warm_up(config: ExperimentConfig, jobs: Sequence[Job]) -> Iterator[tuple[int, int]]:
-    """Calibrate the first seed's plans and their spending over the rounds before workers start.
-
-    Forked workers inherit the accountants' memory, so nothing is computed twice where the seeds
-    share their plans, which they do unless the split gives clients other numbers of records.
-
-    Yields:
-        (done, total) for a progress display.
-    """
-    clients = make_population(config, config.seed)
-    methods = {job.label: make_method(job.method.name, job.method.options) for job in jobs}
-    total = len(methods) * len(clients)
-    for number, method in enumerate(methods.values()):
-        for place, plan in enumerate(make_plans(config, clients, method)):
-            if plan.is_private:
-                spending_curve(plan)
-            yield number * len(clients) + place + 1, total
-
-
-def check_output(config: ExperimentConfig, jobs: Sequence[Job], folder: Path) -> None:
-    """Refuse a folder that `compare` would refuse, before anything is planned or written.
-
-    Raises:
-        InvalidValueError: says what is there.
-    """
-    check_folder(config, folder, _run_folders(jobs, folder))
-    check_own_config(config, folder)
-
-
-def _run_folders(jobs: Sequence[Job], folder: Path) -> list[Path]:
-    return [folder / "runs" / job.folder_name for job in jobs]
-
-
-_channel: Any = None
-
-
-def _start_worker(channel: Any) -> None:
-    global _channel
-    follow_parent()
-    _channel = channel
-
-
-def _run_in_worker(config: ExperimentConfig, job: Job, number: int, folder: Path) -> RunResult:
-    return run(config, job, folder=folder, on_round=lambda record: _channel.put((number, record)))
-
-
-OnProgress = Callable[[Job, RoundRecord], None]
+def _round_row(run: RunResult, record: RoundRecord) -> dict[str, Any]:
+    metrics = round_metrics(record)
+    values = {name: metrics.get(name, math.nan) for name in ROUND_METRICS}
+    return {"method": run.method, "seed": run.seed, "round": record.round, **values}
 
 
 def compare(
-    config: ExperimentConfig,
-    jobs: Sequence[Job],
-    folder: Path,
+    config: ConfigSource,
+    methods: Sequence[str | MethodConfig] | None = None,
+    seeds: int | None = None,
     *,
+    set: Mapping[str, Any] | None = None,
+    sweep: Mapping[str, Sequence[Any]] | None = None,
+    folder: Path | str | None = None,
     workers: int = 1,
-    on_round: OnProgress | None = None,
+    on_round: OnRound | None = None,
+    progress: Progress | None = None,
 ) -> Comparison:
-    """Run all jobs, several at a time, each in its own folder below ``folder``.
+    """Train with several methods and seeds.
 
-    A comparison that was interrupted goes on where it stopped; finished runs are read back. A run
-    that fails does not touch the others. Where the config names an executor of several workers, the
-    jobs run one after the other and each spreads its clients over the workers.
+    Methods under one seed share the split of the records, the initial model and the sampling. An
+    invalid field is reported before anything is trained.
+
+    Args:
+        config: a config, its content as a mapping, or the path of a TOML file.
+        methods: names or `MethodConfig`s; by default those of the config's ``compare`` table, or
+            all.
+        seeds: runs of each method, from the config's ``seed`` on; by default the config's.
+        set: config fields to replace, such as ``{"training.rounds": 5}``.
+        sweep: config fields with several values, such as ``{"training.clip_norm": [0.5, 1.0]}``.
+            There is one comparison for each combination; see `Comparison.parts`.
+        folder: for the config and, below ``runs``, a folder for each run. An interrupted comparison
+            is resumed, finished runs are read. The comparisons of a sweep have a folder each, with
+            a report. None keeps everything in memory.
+        workers: processes. They train several runs at a time, or the clients of one run if the
+            config names an executor of several processes.
+        on_round: called with method, seed and record of each round.
+        progress: follows the comparison, as the bars of the command line do.
+
+    Returns:
+        The results. A run that fails does not affect the others; see `Comparison.failures`.
 
     Raises:
-        InvalidValueError: if the folder holds runs with other settings, or a ``config.toml`` that
-            is no comparison's.
-        DiskFullError: if there is no room for a run's files; the other runs stop too.
+        InvalidValueError: an invalid field, or a folder that holds other runs.
+        DiskFullError: the disk is full; all runs stop.
     """
-    check_tracking(config)
-    check_output(config, jobs, folder)
-    paths = _run_folders(jobs, folder)
-    (folder / "runs").mkdir(parents=True, exist_ok=True)  # first: it says whose the config is
-    write_atomic(folder / "config.toml", dump_config(config).encode())
-    outcomes: dict[int, RunResult | Exception] = {}
-    inside = config.training.executor in ("processes", "ray")
-    if workers == 1 or inside:
-        for number, (job, path) in enumerate(zip(jobs, paths, strict=True)):
-            listen = None if on_round is None else _bound(on_round, job)
-            try:
-                outcomes[number] = run(
-                    config, job, folder=path, workers=workers if inside else 1, on_round=listen
-                )
-            except Exception as error:  # a failed run must not take the others with it
-                outcomes[number] = error
-            _stop_if_full(outcomes[number])
-    else:
-        outcomes = _side_by_side(config, jobs, paths, workers, on_round)
-    results, failures = [], {}
-    for number, job in enumerate(jobs):
-        outcome = outcomes[number]
-        if isinstance(outcome, RunResult):
-            results.append(outcome)
-        else:
-            fault = f"{type(outcome).__name__}: {outcome}"
-            if not isinstance(outcome, NoisewiseError):  # in code of the user's, or a fault of ours
-                _log.info("%s, seed %d failed", job.label, job.seed, exc_info=outcome)
-                fault += " (`noisewise -v compare ...` shows where)"
-            failures[f"{job.label}, seed {job.seed}"] = fault
-    return Comparison(tuple(results), failures)
+    target = None if folder is None else Path(folder)
+    points = sweep_points(config, sweep or {}, methods, seeds, set)
+    paths = [target / p.folder_name if target and sweep else target for p in points]
+    if sweep:
+        _check_points(points, paths)
+    parts = []
+    for number, (point, path) in enumerate(zip(points, paths, strict=True), start=1):
+        title = f"{number} of {len(points)}: {point.label}" if sweep else ""
+        part = run_jobs(
+            point.config, point.jobs, path, settings=point.settings, workers=workers,
+            on_round=on_round, progress=progress, title=title, strict=True,
+        )  # fmt: skip
+        if sweep and path is not None and part.results:
+            part.write_report()
+        parts.append(part)
+    if not sweep:
+        return parts[0]
+    failures = {
+        f"{name} ({point.label})": reason
+        for point, part in zip(points, parts, strict=True)
+        for name, reason in part.failures.items()
+    }
+    results = tuple(result for part in parts for result in part.results)
+    return Comparison(results, failures, folder=target, parts=tuple(parts))
 
 
-def _stop_if_full(outcome: RunResult | Exception) -> None:
-    """End the comparison if a run found no room on the disk: the others would find none either."""
-    full = disk_full(outcome) if isinstance(outcome, Exception) else None
-    if full is not None:
-        raise full
+def _check_points(points: Sequence[SweepPoint], paths: Sequence[Path | None]) -> None:
+    """Check the folders, records and models of a sweep before anything is trained."""
+    for point, path in zip(points, paths, strict=True):
+        if path is not None:
+            check_comparison_folder(point.config, path, [job.folder_in(path) for job in point.jobs])
+    setup: SeedSetup | None = None
+    for point in points:
+        try:
+            setup = prepare_seed(point.config, point.jobs[0].seed, setup)
+        except InvalidValueError as error:
+            allowed = f"{error.allowed} (in the combination {point.label})"
+            raise InvalidValueError(error.field, error.value, allowed) from error
 
 
-def _bound(on_round: OnProgress, job: Job) -> Callable[[RoundRecord], None]:
-    return lambda record: on_round(job, record)
-
-
-def _side_by_side(
+def run_jobs(
     config: ExperimentConfig,
     jobs: Sequence[Job],
-    paths: Sequence[Path],
-    workers: int,
-    on_round: OnProgress | None,
-) -> dict[int, RunResult | Exception]:
-    """Jobs over processes; their rounds come back through a queue for the display."""
-    methods = multiprocessing.get_all_start_methods()
-    context = multiprocessing.get_context("fork" if "fork" in methods else "spawn")
-    channel = context.Queue()
-    outcomes: dict[int, RunResult | Exception] = {}
-    with ProcessPoolExecutor(
-        min(workers, len(jobs)), context, initializer=_start_worker, initargs=(channel,)
-    ) as pool:
-        futures: dict[Future[RunResult], int] = {
-            pool.submit(_run_in_worker, config, job, number, path): number
-            for number, (job, path) in enumerate(zip(jobs, paths, strict=True))
-        }
-        pending = set(futures)
-        try:
-            while pending:
-                done, pending = wait(pending, timeout=0.2)
-                for number, record in _drain(channel):
-                    if on_round is not None:
-                        on_round(jobs[number], record)
-                for future in done:
-                    try:
-                        outcomes[futures[future]] = future.result()
-                    except Exception as error:  # a failed run must not take the others with it
-                        outcomes[futures[future]] = error
-                    _stop_if_full(outcomes[futures[future]])
-        except (KeyboardInterrupt, DiskFullError):
-            end_workers(pool)
-            raise
-    return outcomes
+    folder: Path | None,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    workers: int = 1,
+    on_round: OnRound | None = None,
+    progress: Progress | None = None,
+    title: str = "",
+    strict: bool = False,
+) -> Comparison:
+    """Run the jobs of a comparison, each in its own folder below ``folder``.
+
+    Args:
+        config: of all runs.
+        jobs: seed by seed.
+        folder: see `compare`.
+        settings: the swept fields and their values.
+        workers: see `compare`.
+        on_round: see `compare`.
+        progress: see `compare`.
+        title: of the comparison among those of a sweep.
+        strict: raise an error in the preparation of the first seed's runs before anything is
+            trained, instead of listing it among the failures.
+    """
+    if folder is not None:
+        check_comparison_folder(config, folder, [job.folder_in(folder) for job in jobs])
+    if progress is not None:
+        progress.start(title, len(jobs), config.training.rounds)
+    n_first = sum(job.seed == jobs[0].seed for job in jobs)
+    prepared = _prepare_each(config, jobs, n_first, folder, progress)
+    if strict:
+        prepared = _check_first(prepared, n_first)
+    if folder is not None:
+        # First of all the folder `runs`: it shows that a comparison has written config.toml.
+        (folder / "runs").mkdir(parents=True, exist_ok=True)
+        write_config(config, folder)
+
+    def tell(job: Job, record: RoundRecord) -> None:
+        for listener in (on_round, None if progress is None else progress.on_round):
+            if listener is not None:
+                listener(job.label, job.seed, record)
+
+    outcomes = train_jobs(config, jobs, prepared, folder, workers, tell)
+    pairs = list(zip(jobs, outcomes, strict=True))
+    results = tuple(outcome for _, outcome in pairs if isinstance(outcome, RunResult))
+    failures = {job.name: failure.reason for job, failure in pairs if isinstance(failure, Failure)}
+    return Comparison(results, failures, config, folder, settings or {})
 
 
-def _drain(channel: Any) -> Iterator[tuple[int, RoundRecord]]:
-    while True:
+def _prepare_each(
+    config: ExperimentConfig,
+    jobs: Sequence[Job],
+    n_first: int,
+    folder: Path | None,
+    progress: Progress | None,
+) -> Iterator[Prepared | Exception]:
+    """Prepare one job after the other, each when it is asked for; errors are values.
+
+    Jobs under one seed share their records, and only one seed's records are held.
+    """
+    setup: SeedSetup | None = None
+    for number, job in enumerate(jobs):
         try:
-            yield channel.get_nowait()
-        except Empty:
-            return
+            setup = prepare_seed(config, job.seed, setup)
+            prepared = prepare(config, job.method, job.seed, setup=setup)
+            finished = folder is not None and (job.folder_in(folder) / "result.json").exists()
+            n_plans = len(prepared.plans)
+            for done, plan in enumerate(prepared.plans, start=1):
+                if not finished:
+                    cache_spending([plan])
+                if progress is not None and number < n_first:
+                    progress.planned(number * n_plans + done, n_first * n_plans)
+        except Exception as error:
+            yield error
+        else:
+            yield prepared
+
+
+def _check_first(
+    prepared: Iterator[Prepared | Exception], n_first: int
+) -> Iterator[Prepared | Exception]:
+    """Prepare the first runs now and raise the first error; returns all runs."""
+    first: deque[Prepared] = deque()
+    for ready in itertools.islice(prepared, n_first):
+        if isinstance(ready, Exception):
+            raise ready
+        first.append(ready)
+    # Popped one by one, so that no records are held after the seed's last run.
+    return itertools.chain((first.popleft() for _ in range(len(first))), prepared)
+
+
+def cache_spending(plans: Iterable[LocalPlan]) -> None:
+    """Compute what each plan spends over its rounds, for threads and processes that start later."""
+    for plan in plans:
+        if plan.is_private:
+            spending_curve(plan)

@@ -1,25 +1,38 @@
-"""Strict configs: a TOML file becomes an `ExperimentConfig`, or one line says what is wrong."""
+"""`ExperimentConfig`: a whole experiment, read from TOML and strictly checked."""
 
 from __future__ import annotations
 
 import copy
-import json
 import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
+import tomli_w
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from noisewise.data.columns import parse_columns
+from noisewise.data.partition import NATURAL
 from noisewise.errors import InvalidValueError
 from noisewise.federation.attacks import Attack
 from noisewise.federation.executors import ExecutorName, check_executor
 from noisewise.federation.settings import DEFAULT_LOSS_RECORDS
 from noisewise.schema import Count, OpenShare, Positive, Share, Strict
+from noisewise.training.features import Normalise
 from noisewise.training.local import DEFAULT_PHYSICAL_BATCH
 
-__all__ = ["ExperimentConfig", "dump_config", "load_config", "parse_config", "replace_fields"]
+__all__ = [
+    "ConfigSource",
+    "ExperimentConfig",
+    "FeaturesConfig",
+    "MethodConfig",
+    "as_config",
+    "dump_config",
+    "load_config",
+    "parse_config",
+    "replace_fields",
+]
 
 Distribution = Literal[
     "Dist1", "Dist2", "Dist3", "Dist4", "Dist5", "Dist6", "Dist7", "Dist8", "Dist9"
@@ -27,15 +40,22 @@ Distribution = Literal[
 
 
 class DataConfig(Strict):
-    """Which records, and how they are split over the clients.
+    """Which records to use, and how to split them over the clients.
 
-    ``folder`` is where files were placed by hand; ``mean`` and ``std`` (one number, or one for each
-    channel) replace the dataset's normalisation; ``limit`` takes only so many training records.
+    ``folder`` holds files that were placed there by hand. ``mean`` and ``std`` (one number, or one
+    for each channel) replace the dataset's normalisation. ``limit`` is the number of training
+    records to use; by default all.
+    The partition ``"natural"`` needs no ``clients`` and leaves out clients with fewer than
+    ``min_records`` records. ``target`` and ``classes`` belong to the name ``"csv"``: one file of
+    ``folder`` for each client. ``text_length`` is the number of bytes of a text's record.
     """
 
     name: str
-    clients: Count
+    clients: Count | None = None
     partition: str = "iid"
+    min_records: Count | None = None
+    target: str | None = None
+    classes: Annotated[list[str], Field(min_length=1)] | None = None
     max_labels: Count | None = None
     alpha: Positive | None = None
     test_fraction: OpenShare | None = None
@@ -43,15 +63,24 @@ class DataConfig(Strict):
     limit: Count | None = None
     mean: list[float] | None = None
     std: list[Positive] | None = None
+    text_length: Count | None = None
+
+    @property
+    def n_clients(self) -> int:
+        """``clients``, which every partition but ``"natural"`` requires."""
+        if self.clients is None:
+            raise InvalidValueError("data.clients", None, "is missing and has no default")
+        return self.clients
 
 
 class PopulationConfig(Strict):
-    """The clients' own settings: one value for all, one for each, or one of the paper's draws.
+    """The clients' own settings: one value for all, a list, or one of the paper's distributions.
 
-    A distribution's name means the authors' own draw for 20, 40 or 60 clients, or with
-    ``draws = "sampled"`` a new one from ``seed``; so do the batch sizes ``"mixed"``. With
-    ``batch_share`` instead, each client's batch is that share of its own records, so that all take
-    the same number of local steps.
+    The name of a distribution selects the authors' own draw for 20, 40 or 60 clients; with
+    ``draws = "sampled"`` a new draw from ``seed``. The same holds for the batch sizes ``"mixed"``.
+    With ``batch_share`` instead of ``batch_size``, each client's batch is that share of its own
+    records, so that all clients take the same number of local steps.
+    ``order`` gives the epsilons to the clients in the order of their numbers of records.
     """
 
     epsilon: Positive | list[Positive] | Distribution
@@ -60,10 +89,21 @@ class PopulationConfig(Strict):
     delta: OpenShare | list[OpenShare]
     local_epochs: Count | list[Count] = 1
     epsilon_scale: Positive = 1.0
+    order: Literal["small_strict", "large_strict"] | None = None
     draws: Literal["authors", "sampled"] = "authors"
     seed: Annotated[int, Field(ge=0)] = 0
     planned_rounds: Count | list[Count] | None = None
     reported_epsilon: dict[str, Positive] = Field(default={})
+
+
+class FeaturesConfig(Strict):
+    """A fixed public map that every client applies to its records; `make_features` explains it."""
+
+    name: str
+    options: dict[str, Any] = Field(default={})
+    weights: str | None = None
+    sha256: str | None = None
+    normalise: Normalise = "unit"
 
 
 class ModelConfig(Strict):
@@ -74,15 +114,16 @@ class ModelConfig(Strict):
 
 
 class TrainingConfig(Strict):
-    """Rounds, local DP-SGD, and who computes it.
+    """Rounds, local DP-SGD, and which processes compute it.
 
-    ``executor`` is "serial", "processes" or "ray" (by default processes where there are several
-    workers); ``ray_address`` is that of a running cluster, without which one is started here. The
-    results do not depend on either.
+    ``learning_rate`` is a number, or "auto" for features of norm 1 (`AutoSteps`).
+    ``executor`` is "serial", "processes" or "ray"; by default "processes" with several workers and
+    "serial" with one. ``ray_address`` is the address of a running Ray cluster; without it, one is
+    started on this machine. The results depend on neither.
     """
 
     rounds: Count
-    learning_rate: Positive
+    learning_rate: Positive | Literal["auto"]
     clip_norm: Positive
     accountant: Literal["pld", "rdp", "moments"] = "pld"
     participation: Share = 1.0
@@ -97,7 +138,7 @@ class TrainingConfig(Strict):
 
 
 class AttackConfig(Strict):
-    """Clients that attack; kinds and what strength means are in `noisewise.federation.attacks`."""
+    """Clients that attack; `noisewise.federation.attacks` explains kinds and strengths."""
 
     kind: str
     clients: Annotated[list[str], Field(min_length=1)]
@@ -105,7 +146,7 @@ class AttackConfig(Strict):
 
 
 class PermittedConfig(Strict):
-    """Settings with which a client may take part under the federation's policy."""
+    """Client settings that the federation's policy permits."""
 
     epsilon: Positive
     delta: OpenShare
@@ -115,10 +156,10 @@ class PermittedConfig(Strict):
 
 
 class PolicyConfig(Strict):
-    """What a noise-aware server may take for granted, and how many attackers it shall tolerate.
+    """Which client settings the federation permits, and how many attackers the guard tolerates.
 
-    ``permitted`` lists the settings that the federation permits; by default they are those of the
-    config's own clients. With 0 tolerated attackers there is no guard: the paper's method.
+    ``permitted`` lists the permitted settings; by default those of the config's own clients. With 0
+    tolerated attackers there is no guard, as in the paper.
     """
 
     tolerated_attackers: Annotated[int, Field(ge=0)] = 0
@@ -130,21 +171,27 @@ class MethodConfig(Strict):
 
     name: str = "RobustHDP"
     options: dict[str, Any] = Field(default={})
-    learning_rate: Positive | None = None
+    learning_rate: Positive | Literal["auto"] | None = None
+
+    @property
+    def label(self) -> str:
+        """The name with the options, as tables show it."""
+        options = ", ".join(f"{key}={value}" for key, value in self.options.items())
+        return f"{self.name}({options})" if options else self.name
 
 
 class CompareConfig(Strict):
-    """What ``noisewise compare`` runs: a list of methods, each with a number of seeds."""
+    """The methods that ``noisewise compare`` runs, and the number of seeds for each."""
 
     methods: Annotated[list[str | MethodConfig], Field(min_length=1)] | None = None
     seeds: Count = 3
 
 
 class TrackConfig(Strict):
-    """Where else the figures of rounds go while they run; needs the extra ``track``.
+    """TensorBoard or MLflow, which receive the metrics of every round; needs the extra ``track``.
 
-    ``tensorboard`` is a folder for event files; ``mlflow`` the address of a server (any
-    ``scheme://``), or a folder for a database of its own.
+    ``tensorboard`` is a folder for event files. ``mlflow`` is the address of a server (any
+    ``scheme://``), or a folder for a local database.
     """
 
     tensorboard: Annotated[str, Field(min_length=1)] | None = None
@@ -152,9 +199,21 @@ class TrackConfig(Strict):
 
 
 class ExperimentConfig(Strict):
-    """A whole experiment, as a TOML file describes it."""
+    """A whole experiment, as a TOML file describes it.
+
+    Example:
+        >>> config = ExperimentConfig(
+        ...     data={"name": "digits", "clients": 4},
+        ...     population={"epsilon": 2.0, "batch_size": 32, "delta": 1e-3},
+        ...     model={"name": "softmax"},
+        ...     training={"rounds": 3, "learning_rate": 0.5, "clip_norm": 1.0},
+        ... )
+        >>> config.method.name
+        'RobustHDP'
+    """
 
     data: DataConfig
+    columns: dict[str, Any] | None = None
     population: PopulationConfig
     model: ModelConfig
     training: TrainingConfig
@@ -162,11 +221,12 @@ class ExperimentConfig(Strict):
     compare: CompareConfig = CompareConfig()
     policy: PolicyConfig = PolicyConfig()
     attacks: list[AttackConfig] = Field(default=[])
+    features: FeaturesConfig | None = None
     track: TrackConfig = TrackConfig()
     seed: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")
-    def _lists_fit(self) -> ExperimentConfig:
+    def _check_lists(self) -> ExperimentConfig:
         if (self.population.batch_size is None) == (self.population.batch_share is None):
             raise InvalidValueError(
                 "population.batch_size",
@@ -174,10 +234,12 @@ class ExperimentConfig(Strict):
                 "must be given, or batch_share instead of it",
             )
         check_executor(self.training.executor, self.training.ray_address)
-        n = self.data.clients
+        if self.columns is not None:
+            parse_columns(self.columns)
+        n = self.data.clients if self.data.partition == NATURAL else self.data.n_clients
         for name in ("epsilon", "batch_size", "delta", "local_epochs", "planned_rounds"):
             values = getattr(self.population, name)
-            if isinstance(values, list) and len(values) != n:
+            if n is not None and isinstance(values, list) and len(values) != n:
                 raise InvalidValueError(
                     f"population.{name}",
                     f"{len(values)} values",
@@ -189,19 +251,32 @@ class ExperimentConfig(Strict):
 
 
 def parse_config(content: Mapping[str, Any]) -> ExperimentConfig:
-    """Check a config that is a mapping already.
+    """Check the content of a config.
+
+    Args:
+        content: tables by name, as `tomllib` returns them.
+
+    Returns:
+        The config with all defaults.
 
     Raises:
-        InvalidValueError: names the first wrong field, its value and what is allowed.
+        InvalidValueError: names the first invalid field, its value and what is allowed.
     """
     try:
         return ExperimentConfig.model_validate(dict(content))
     except ValidationError as error:
-        raise _first_fault(error) from None
+        raise _first_error(error) from None
 
 
 def load_config(path: Path | str, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:
-    """Read a TOML file, replace ``overrides`` (dotted field -> value) and check it.
+    """Read a TOML file, replace some fields and check the result.
+
+    Args:
+        path: of the file.
+        overrides: dotted field -> value, such as ``{"training.rounds": 5}``.
+
+    Raises:
+        InvalidValueError: names the file or the first invalid field.
 
     Example:
         >>> load_config("nowhere.toml")
@@ -220,8 +295,31 @@ def load_config(path: Path | str, overrides: Mapping[str, Any] | None = None) ->
     return parse_config(replace_fields(content, overrides or {}))
 
 
+ConfigSource = ExperimentConfig | Mapping[str, Any] | Path | str
+"""A config, its content as a mapping, or the path of a TOML file."""
+
+
+def as_config(source: ConfigSource, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:
+    """Return the config that ``source`` is, holds or names, with some fields replaced.
+
+    Args:
+        source: a config, its content as a mapping, or the path of a TOML file.
+        overrides: dotted field -> value, as ``--set`` on the command line.
+
+    Raises:
+        InvalidValueError: names the file or the first invalid field.
+    """
+    if isinstance(source, ExperimentConfig):
+        if not overrides:
+            return source
+        source = source.model_dump()
+    if isinstance(source, Mapping):
+        return parse_config(replace_fields(source, overrides or {}))
+    return load_config(source, overrides)
+
+
 def replace_fields(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a config's content with some fields (dotted name -> value) replaced."""
+    """Return a copy of a config's content with some fields (dotted name -> value) replaced."""
     changed: dict[str, Any] = copy.deepcopy(dict(content))
     for key, value in overrides.items():
         *parents, last = key.split(".")
@@ -234,72 +332,55 @@ def replace_fields(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
     return changed
 
 
-def _first_fault(error: ValidationError) -> InvalidValueError:
-    """One line for people, out of pydantic's list.
+def _first_error(error: ValidationError) -> InvalidValueError:
+    """The first of pydantic's errors, as one line.
 
-    A field that may be several things (a number, a list, a name) fails once for each of them, so
-    all faults of the first faulty field are told together.
+    A field with several allowed types (a number, a list, a name) fails once for each of them, so
+    the line joins all errors of the first invalid field.
     """
-    faults = error.errors()
-    first = faults[0]
+    errors = error.errors()
+    first = errors[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InvalidValueError):
         return cause
-    place = first["loc"][:2]
-    field = ".".join(map(str, place))
+    location = first["loc"][:2]
+    field = ".".join(map(str, location))
     if first["type"] == "missing":
         name = ".".join(map(str, first["loc"]))
         return InvalidValueError(name, None, "is missing and has no default")
-    here = [fault for fault in faults if fault["loc"][:2] == place]
-    unknown = next((fault for fault in here if fault["type"] == "extra_forbidden"), None)
+    of_field = [each for each in errors if each["loc"][:2] == location]
+    unknown = next((each for each in of_field if each["type"] == "extra_forbidden"), None)
     if unknown is not None:
         key, allowed = unknown["loc"][-1], ", ".join(sorted(_keys_at(unknown["loc"][:-1])))
         name = field if len(unknown["loc"]) <= 2 else f"{field}: {key}"
         return InvalidValueError(name, unknown["input"], f"unknown key, must be one of {allowed}")
-    allowed = " or ".join(dict.fromkeys(_wish(fault["msg"]) for fault in here))
+    allowed = " or ".join(dict.fromkeys(_requirement(each["msg"]) for each in of_field))
     return InvalidValueError(field, first["input"], allowed)
 
 
-def _wish(message: str) -> str:
-    """Pydantic's complaint in the words of the other errors."""
+def _requirement(message: str) -> str:
+    """A message of pydantic in the form of our own errors: "must be ..."."""
     table = re.sub(r"a valid dictionary or instance of \w+", "a table", message)
     return table.replace("Input should be", "must be").replace("List should", "must")
 
 
-def _keys_at(place: tuple[int | str, ...]) -> list[str]:
-    """The keys that are allowed in a table; numbers in its place count the items of a list."""
-    table: type[BaseModel] = MethodConfig if "methods" in place else ExperimentConfig
-    for part in () if "methods" in place else place:
+def _keys_at(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that are allowed in the table at a location; its numbers count items of lists."""
+    table: type[BaseModel] = MethodConfig if "methods" in location else ExperimentConfig
+    for part in () if "methods" in location else location:
         if isinstance(part, str):
             (table,) = _tables_in(table.model_fields[part].annotation)
     return list(table.model_fields)
 
 
 def _tables_in(annotation: Any) -> list[type[BaseModel]]:
-    """The tables that a type speaks of: itself, or what a list, a union or the like is made of."""
-    if inner := get_args(annotation):
-        return [table for one in inner for table in _tables_in(one)]
+    """The table types in an annotation: itself, or the arguments of a list or a union."""
+    if arguments := get_args(annotation):
+        return [table for argument in arguments for table in _tables_in(argument)]
     is_table = isinstance(annotation, type) and issubclass(annotation, BaseModel)
     return [annotation] if is_table else []
 
 
 def dump_config(config: ExperimentConfig) -> str:
-    """The config as TOML, with all defaults filled in, so that it can be run again."""
-    content = config.model_dump(exclude_none=True)
-    lines = [
-        f"{key} = {_toml(value)}" for key, value in content.items() if not isinstance(value, dict)
-    ]
-    for name, table in content.items():
-        if isinstance(table, dict):
-            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    if isinstance(value, float):
-        return repr(value)
-    return json.dumps(value, ensure_ascii=False)
+    """Return a config as TOML, with all defaults, so that `parse_config` can read it again."""
+    return tomli_w.dumps(config.model_dump(exclude_none=True))

@@ -1,4 +1,4 @@
-"""First-round updates with their true noise, and how well the estimators read them."""
+"""First-round updates with their true noise, and how well the estimators recover it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ from safetensors import safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from noisewise.aggregation.methods import make_method
-from noisewise.aggregation.policy import plan_noise
+from noisewise.aggregation.noise_floor import plan_noise
 from noisewise.aggregation.weights import inverse_variance_weights
-from noisewise.experiments.config import ExperimentConfig
-from noisewise.experiments.runner import Job, training_loss
-from noisewise.experiments.setup import make_initial_model, make_plans, make_population
-from noisewise.federation.executors import Workload, make_executor, one_thread
+from noisewise.federation.executors import Execution, Workload, one_thread
+from noisewise.federation.prepared import Prepared
 from noisewise.noise.estimate import Estimator
-from noisewise.noise.factor import Factor
-from noisewise.noise.norm import Norm
-from noisewise.noise.pcp import PCP
+from noisewise.noise.factor_estimator import Factor
+from noisewise.noise.norm_estimator import Norm
+from noisewise.noise.pcp_estimator import PCP
 from noisewise.noise.pursuit import principal_component_pursuit
 from noisewise.noise.sampling import sample_index
 from noisewise.noise.variance import excess_noise
@@ -37,35 +34,31 @@ _SIZES = (200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
 
 
 def first_round_updates(
-    config: ExperimentConfig, job: Job, *, workers: int = 1
+    prepared: Prepared, *, workers: int = 1
 ) -> tuple[Tensor, NDArray[np.float64]]:
-    """What the server receives in round 1, and the closed-form noise energy of each column.
+    """Train one round of a prepared run; updates are not divided by their steps.
 
     Returns:
-        Updates [p, n] and true variances [n].
+        Updates [p, n] as the server receives them, and the closed-form noise energy of each [n].
     """
-    clients = make_population(config, job.seed)
-    plans = make_plans(config, clients, make_method(job.method.name, job.method.options))
-    model = make_initial_model(config, job.seed)
-    layout = ParameterLayout.of(model)
-    theta = layout.flatten(model)
-    rate = job.method.learning_rate or config.training.learning_rate
+    layout, theta = ParameterLayout.of(prepared.model), prepared.initial_parameters
+    rate = prepared.settings.learning_rate
     workload = Workload(
-        model,
-        training_loss(config),
-        clients,
-        plans,
+        prepared.model,
+        prepared.loss,
+        tuple(prepared.clients),
+        tuple(prepared.plans),
         rate,
-        job.seed,
-        config.training.physical_batch,
+        prepared.seed,
+        prepared.settings.physical_batch,
     )
     with one_thread():
-        executor = make_executor(workload, min(workers, len(clients)), theta)
+        executor = Execution(workers).start(workload, theta)
         try:
-            columns = executor.updates(theta, 1, range(len(clients)))
+            columns = executor.updates(theta, 1, range(len(prepared.clients)))
         finally:
             executor.close()
-    truth = np.array([plan_noise(plan, layout.size, rate) for plan in plans])
+    truth = np.array([plan_noise(plan, layout.size, rate) for plan in prepared.plans])
     return torch.stack(columns, dim=1), truth
 
 
@@ -76,25 +69,25 @@ def save_updates(path: Path, updates: Tensor, truth: NDArray[np.float64]) -> Non
 
 
 def read_truth(path: Path) -> NDArray[np.float64] | None:
-    """The array ``true_variance`` of a safetensors file, if it has one."""
+    """The array ``true_variance`` of a safetensors file; None if it has none."""
     if path.suffix != ".safetensors":
         return None
     with safe_open(path, framework="np") as arrays:
-        found = "true_variance" in arrays.keys()  # noqa: SIM118  (not a mapping)
-        return np.asarray(arrays.get_tensor("true_variance")) if found else None
+        present = "true_variance" in arrays.keys()  # noqa: SIM118  (not a mapping)
+        return np.asarray(arrays.get_tensor("true_variance")) if present else None
 
 
 @dataclass(frozen=True)
 class EstimateStudy:
-    """How well noise can be read off one update matrix.
+    """How well the estimators recover the noise of one update matrix.
 
     Attributes:
-        variance: [n] by estimator.
-        truth: [n], or None where nobody knows it.
+        variance: estimates [n] by estimator.
+        truth: [n], or None if it is unknown.
         singular_values: [n] of the updates and of pcp's low-rank part.
         sample_sizes: numbers p' of random coordinates.
-        excess: by estimator, noise of its weights over the oracle's at each p'; empty without
-            truth.
+        excess: by estimator, noise under its weights over the oracle's at each p'; empty if the
+            truth is unknown.
     """
 
     variance: Mapping[str, NDArray[np.float64]]
@@ -105,15 +98,15 @@ class EstimateStudy:
 
 
 def study_estimates(updates: Tensor, truth: NDArray[np.float64] | None) -> EstimateStudy:
-    """Run all estimators, split M by pcp, and repeat on samples of the coordinates.
+    """Run all estimators on a matrix and on samples of its coordinates, and decompose it by pcp.
 
-    Spectra are those of at most 50,000 coordinates, drawn at random and scaled to all.
+    Spectra are computed from at most 50,000 random coordinates and scaled to all.
     """
     p = len(updates)
-    some = updates[torch.from_numpy(sample_index(p, min(p, _STUDY_ROWS), seed=0))]
-    scale = np.sqrt(p / len(some))
-    split = principal_component_pursuit(some)
-    gram = (some.double().T @ some.double()).numpy()
+    sample = updates[torch.from_numpy(sample_index(p, min(p, _STUDY_ROWS), seed=0))]
+    scale = np.sqrt(p / len(sample))
+    split = principal_component_pursuit(sample)
+    gram = (sample.double().T @ sample.double()).numpy()
     spectrum = np.sqrt(np.clip(np.linalg.eigvalsh(gram)[::-1], 0, None))
     estimators: Mapping[str, Estimator] = {"norm": Norm(), "factor": Factor(), "pcp": PCP()}
     sizes = tuple(size for size in _SIZES if size < p)
@@ -129,10 +122,10 @@ def study_estimates(updates: Tensor, truth: NDArray[np.float64] | None) -> Estim
 def _on_samples(
     updates: Tensor, truth: NDArray[np.float64], sizes: Sequence[int]
 ) -> dict[str, tuple[float, ...]]:
-    made = {"norm": Norm, "factor": Factor, "pcp": PCP}
+    estimators = {"norm": Norm, "factor": Factor, "pcp": PCP}
 
     def excess(name: str, size: int) -> float:
-        variance = made[name](sample=size).estimate(updates).variance
+        variance = estimators[name](sample=size).estimate(updates).variance
         return excess_noise(inverse_variance_weights(variance), truth)
 
-    return {name: tuple(excess(name, size) for size in sizes) for name in made}
+    return {name: tuple(excess(name, size) for size in sizes) for name in estimators}

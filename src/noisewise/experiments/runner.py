@@ -1,36 +1,39 @@
-"""One run of a config: a method under a seed."""
+"""`run`: train one method under one seed; and many such runs, one by one or side by side."""
 
 from __future__ import annotations
 
+import functools
+import logging
+import multiprocessing
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import cast
+from queue import SimpleQueue
+from typing import Any
 
-import torch
-
-from noisewise.aggregation.methods import Method, make_method
-from noisewise.errors import InvalidValueError
-from noisewise.experiments.config import ExperimentConfig, MethodConfig
-from noisewise.experiments.preflight import check_own_parts
-from noisewise.experiments.setup import (
-    make_initial_model,
-    make_plans,
-    make_population,
-    under_policy,
-)
-from noisewise.experiments.tracking import check_tracking, run_name, tracked
-from noisewise.federation.attacks import Attack
-from noisewise.federation.executors import Executor, Workload
+from noisewise.aggregation.methods import METHODS, make_method
+from noisewise.checks import no_repeats, positive_int
+from noisewise.errors import DiskFullError, InvalidValueError, NoisewiseError
+from noisewise.experiments.config import ConfigSource, ExperimentConfig, MethodConfig, as_config
+from noisewise.experiments.output_folders import check_run_folder, write_config
+from noisewise.experiments.prepare import find_method, prepare
+from noisewise.experiments.tracking import run_name, tracked
+from noisewise.federation.executors import Execution, ExecutorFactory
+from noisewise.federation.prepared import Prepared
 from noisewise.federation.results import RoundRecord, RunResult
-from noisewise.federation.settings import TrainingSettings
 from noisewise.federation.simulation import simulate
-from noisewise.federation.timing import Stopwatch
-from noisewise.plugins import load_object
-from noisewise.training.parameters import ParameterLayout, check_model
+from noisewise.federation.stopwatch import Stopwatch
+from noisewise.storage import disk_full
+from noisewise.worker_processes import follow_parent
 
-__all__ = ["Job", "check_runnable", "run", "training_loss"]
+__all__ = ["Failure", "Job", "comparison_jobs", "find_methods", "run", "train", "train_jobs"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -43,102 +46,319 @@ class Job:
     @property
     def label(self) -> str:
         """The method's name with its options, as tables show it."""
-        options = ", ".join(f"{key}={value}" for key, value in self.method.options.items())
-        return f"{self.method.name}({options})" if options else self.method.name
+        return self.method.label
+
+    @property
+    def name(self) -> str:
+        """Method and seed, as messages show them."""
+        return f"{self.label}, seed {self.seed}"
 
     @property
     def folder_name(self) -> str:
-        """A name for files."""
-        return re.sub(r"[^A-Za-z0-9.=]+", "-", self.label).strip("-") + f"-seed{self.seed}"
+        """The name of the run's folder."""
+        return _folder_name(self.label, self.seed)
+
+    def folder_in(self, comparison: Path) -> Path:
+        """The run's folder in that of a comparison."""
+        return comparison / "runs" / self.folder_name
 
 
-def _method(wanted: MethodConfig, label: str) -> Method:
-    return replace(make_method(wanted.name, wanted.options), name=label)
+def _folder_name(label: str, seed: int) -> str:
+    return re.sub(r"[^A-Za-z0-9.=]+", "-", label).strip("-") + f"-seed{seed}"
 
 
-def _callable(spec: str, field: str) -> Callable[..., torch.Tensor]:
-    found = load_object(spec, field)
-    if not callable(found):
-        raise InvalidValueError(field, spec, "must be a function")
-    return cast(Callable[..., torch.Tensor], found)
+def find_methods(
+    config: ExperimentConfig, methods: Sequence[str | MethodConfig] | None = None
+) -> list[MethodConfig]:
+    """The settings of the methods of a comparison.
 
-
-def training_loss(config: ExperimentConfig) -> Callable[..., torch.Tensor]:
-    """The loss function that a config names."""
-    return _callable(config.training.loss, "training.loss")
-
-
-def _settings(config: ExperimentConfig, method: MethodConfig) -> TrainingSettings:
-    training = config.training
-    return TrainingSettings(
-        rounds=training.rounds,
-        learning_rate=method.learning_rate or training.learning_rate,
-        participation=training.participation,
-        evaluate_every=training.evaluate_every,
-        physical_batch=training.physical_batch,
-        device=training.device,
-        loss_records=training.loss_records,
-    )
-
-
-def check_runnable(config: ExperimentConfig, job: Job) -> None:
-    """Make all that a job names, but train nothing: a wrong value shows now, not after an hour.
+    Args:
+        config: its ``compare.methods`` are the default, or else all methods that it permits:
+            `Alone` requires every client in every round, no attacks and no Ray.
+        methods: names or settings; a name has the options that the config gives it.
 
     Raises:
-        InvalidValueError: what `run` would raise.
+        InvalidValueError: there is no such method, or one of its options is invalid.
     """
-    check_tracking(config)
-    clients, model = make_population(config, job.seed), make_initial_model(config, job.seed)
-    check_model(model)
-    _settings(config, job.method)
-    loss, metric = training_loss(config), _callable(config.training.metric, "training.metric")
-    check_own_parts(config, model, loss, metric, clients[0].data.train)
+    if methods is None:
+        listed = config.compare.methods or [name for name in METHODS if _permits(config, name)]
+        chosen = [MethodConfig(name=m) if isinstance(m, str) else m for m in listed]
+    else:
+        several = [methods] if isinstance(methods, str) else methods
+        chosen = [find_method(config, method) for method in several]
+    if not chosen:
+        raise InvalidValueError("methods", [], "must be one or more")
+    for method in chosen:
+        make_method(method.name, method.options)  # refuses unknown ones before records are read
+    return chosen
+
+
+def _permits(config: ExperimentConfig, name: str) -> bool:
+    training = config.training
+    shared_only = config.attacks or training.participation != 1 or training.executor == "ray"
+    return not shared_only or make_method(name).shares_model
+
+
+def comparison_jobs(
+    config: ExperimentConfig,
+    methods: Sequence[str | MethodConfig] | None = None,
+    seeds: int | None = None,
+) -> tuple[Job, ...]:
+    """The runs of a comparison, seed by seed, so that early results compare all methods.
+
+    Args:
+        config: its ``compare`` table gives the defaults.
+        methods: see `find_methods`.
+        seeds: how many, from ``config.seed`` on.
+    """
+    described = find_methods(config, methods)
+    n_seeds = config.compare.seeds if seeds is None else positive_int("seeds", seeds)
+    jobs = tuple(
+        Job(method, config.seed + number) for number in range(n_seeds) for method in described
+    )
+    no_repeats("compare.methods", [job.folder_name for job in jobs])
+    return jobs
 
 
 def run(
-    config: ExperimentConfig,
-    job: Job,
+    config: ConfigSource,
+    method: str | MethodConfig | None = None,
+    seed: int | None = None,
     *,
-    folder: Path | None = None,
+    set: Mapping[str, Any] | None = None,
+    folder: Path | str | None = None,
     workers: int = 1,
     on_round: Callable[[RoundRecord], None] | None = None,
     clock: Stopwatch | None = None,
-    executor: Callable[[Workload], Executor] | None = None,
+    executor: ExecutorFactory | None = None,
 ) -> RunResult:
-    """Run one job of a config; see `noisewise.federation.simulate` for folders and resuming.
+    """Train once, with one method under one seed.
 
-    ``executor`` replaces the config's, for runs in lock step.
+    Args:
+        config: a config, its content as a mapping, or the path of a TOML file.
+        method: a name or a `MethodConfig`; by default the config's.
+        seed: by default the config's.
+        set: config fields to replace, such as ``{"training.rounds": 5}``.
+        folder: for the config, the checkpoints and the result. An interrupted run is resumed, a
+            finished one is read. None keeps everything in memory.
+        workers: processes for the clients' training.
+        on_round: called with the record of each round.
+        clock: measures where the time of the rounds goes.
+        executor: replaces the config's, for runs in lock step.
+
+    Returns:
+        The records of all rounds; see `noisewise.RunResult`.
+
+    Raises:
+        InvalidValueError: an invalid field, or a folder that holds another run.
+
+    Example:
+        >>> content = {
+        ...     "data": {"name": "digits", "clients": 2},
+        ...     "population": {"epsilon": 8.0, "batch_size": 64, "delta": 1e-3},
+        ...     "model": {"name": "softmax"},
+        ...     "training": {"rounds": 3, "learning_rate": 0.5, "clip_norm": 1.0},
+        ... }
+        >>> run(content, "DPFedAvg", set={"training.rounds": 1}).status
+        'finished'
     """
+    config = as_config(config, set)
+    path = None if folder is None else Path(folder)
+    if path is not None:
+        check_run_folder(config, path)
+    prepared = prepare(config, method, seed)
+    if path is not None:
+        write_config(config, path)
     training = config.training
-    clients = make_population(config, job.seed)
-    method = _method(job.method, job.label)
-    own_budgets = _method(MethodConfig(name="DPFedAvg"), "own budgets")
-    plans, model = make_plans(config, clients, method), make_initial_model(config, job.seed)
-    settings = _settings(config, job.method)
-    loss, metric = training_loss(config), _callable(training.metric, "training.metric")
-    check_own_parts(config, model, loss, metric, clients[0].data.train)
-    size = ParameterLayout.of(model).size
-    method, floor = under_policy(config, method, plans, size, settings.learning_rate)
-    facts = {"method": job.label, "seed": job.seed}
-    with tracked(config, run_name(folder, job.folder_name), on_round, facts) as listener:
+    execution = Execution(workers, training.executor, training.ray_address)
+    if executor is not None:
+        execution = Execution(executor=executor)
+    return train(config, prepared, path, execution=execution, on_round=on_round, clock=clock)
+
+
+def train(
+    config: ExperimentConfig,
+    prepared: Prepared,
+    folder: Path | None = None,
+    *,
+    execution: Execution | None = None,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    clock: Stopwatch | None = None,
+) -> RunResult:
+    """Train a prepared run and send its rounds to the config's trackers.
+
+    Args:
+        config: its ``track`` table.
+        prepared: from `prepare`.
+        folder: see `noisewise.federation.simulate`.
+        execution: which processes compute.
+        on_round: called with the record of each round.
+        clock: measures where the time of the rounds goes.
+    """
+    method, seed = prepared.method.name, prepared.seed
+    name = run_name(folder, _folder_name(method, seed))
+    with tracked(config, name, on_round, {"method": method, "seed": seed}) as listener:
+        listen = listener.on_round
         result = simulate(
-            clients,
-            plans,
-            method,
-            model,
-            settings,
-            seed=job.seed,
-            loss=loss,
-            metric=metric,
-            workers=workers,
-            executor=executor or training.executor,
-            ray_address=None if executor else training.ray_address,
-            folder=folder,
-            reference_plans=make_plans(config, clients, own_budgets),
-            attacks=[Attack(a.kind, tuple(a.clients), a.strength) for a in config.attacks],
-            noise_floor=floor,
-            on_round=listener.on_round,
-            clock=clock,
+            prepared, execution=execution, folder=folder, on_round=listen, clock=clock
         )
         listener.end(result)
     return result
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run has no result.
+
+    Attributes:
+        reason: type and text of the error.
+        disk_full: the error, if the disk is full.
+    """
+
+    reason: str
+    disk_full: DiskFullError | None
+
+
+Outcome = RunResult | Failure
+_Tell = Callable[[Job, RoundRecord], None]
+
+
+def train_jobs(
+    config: ExperimentConfig,
+    jobs: Sequence[Job],
+    prepared: Iterator[Prepared | Exception],
+    folder: Path | None,
+    workers: int,
+    on_round: _Tell,
+) -> list[Outcome]:
+    """Train runs; one that fails does not affect the others.
+
+    Args:
+        config: of all runs.
+        jobs: method and seed of each.
+        prepared: in the same order, made when they are asked for; an error makes the run fail.
+        folder: of the comparison; each run has its own below ``runs``.
+        workers: processes. Each trains one run at a time, or all of them the clients of one run if
+            the config names an executor of several processes.
+        on_round: called with the job and the record of each round.
+
+    Returns:
+        An outcome for each job.
+
+    Raises:
+        DiskFullError: the disk is full, so that the other runs could not write either.
+    """
+    training = config.training
+    if workers > 1 and training.executor not in ("processes", "ray"):
+        return _side_by_side(config, jobs, prepared, folder, workers, on_round)
+    execution = Execution(workers, training.executor, training.ray_address)
+    outcomes: list[Outcome] = []
+    for job, ready in zip(jobs, prepared, strict=True):
+        listen = functools.partial(on_round, job)
+        outcomes.append(_attempt(config, job, ready, folder, execution, listen))
+        _stop_if_disk_full(outcomes[-1])
+    return outcomes
+
+
+def _attempt(
+    config: ExperimentConfig,
+    job: Job,
+    prepared: Prepared | Exception,
+    folder: Path | None,
+    execution: Execution,
+    on_round: Callable[[RoundRecord], None],
+) -> Outcome:
+    """Train a run; an error becomes a value."""
+    try:
+        if isinstance(prepared, Exception):
+            raise prepared
+        path = None if folder is None else job.folder_in(folder)
+        return train(config, prepared, path, execution=execution, on_round=on_round)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        if not isinstance(error, NoisewiseError):  # in the user's own code, or a bug of ours
+            _log.info("%s failed", job.name, exc_info=error)
+            reason += " (`noisewise -v compare ...` shows the traceback)"
+        return Failure(reason, disk_full(error))
+
+
+def _stop_if_disk_full(outcome: Outcome) -> None:
+    if isinstance(outcome, Failure) and outcome.disk_full is not None:
+        raise outcome.disk_full
+
+
+def _side_by_side(
+    config: ExperimentConfig,
+    jobs: Sequence[Job],
+    prepared: Iterator[Prepared | Exception],
+    folder: Path | None,
+    workers: int,
+    on_round: _Tell,
+) -> list[Outcome]:
+    """Train each run in a process of its own, ``workers`` at a time.
+
+    This process prepares the runs. Where the system can fork, a new process has its run in memory
+    already and computes nothing of it again.
+    """
+    methods = multiprocessing.get_all_start_methods()
+    context: Any = multiprocessing.get_context("fork" if "fork" in methods else "spawn")
+    outcomes: dict[int, Outcome] = {}
+    running: dict[Connection, tuple[int, BaseProcess]] = {}
+
+    def collect() -> None:
+        """Wait for messages and read them: records of rounds, and each run's outcome."""
+        for receiver in wait(list(running)):
+            assert isinstance(receiver, Connection)
+            number, process = running[receiver]
+            try:
+                message = receiver.recv()
+            except (EOFError, OSError):
+                process.join()
+                reason = f"its process ended with exit code {process.exitcode}; out of memory?"
+                message = Failure(reason, None)
+            if isinstance(message, RoundRecord):
+                on_round(jobs[number], message)
+                continue
+            outcomes[number] = message
+            del running[receiver]
+            process.join()
+            _stop_if_disk_full(message)
+
+    try:
+        for number, (job, ready) in enumerate(zip(jobs, prepared, strict=True)):
+            while len(running) == workers:
+                collect()
+            receiver, sender = context.Pipe(duplex=False)
+            attempt = functools.partial(_attempt, config, job, ready, folder, Execution())
+            process = context.Process(target=_train_in_process, args=(sender, attempt))
+            process.start()
+            sender.close()
+            running[receiver] = number, process
+        while running:
+            collect()
+    except BaseException:
+        for _, process in running.values():
+            process.terminate()  # checkpoints hold what is done
+        raise
+    return [outcomes[number] for number in range(len(jobs))]
+
+
+def _train_in_process(
+    sender: Connection, attempt: Callable[[Callable[[RoundRecord], None]], Outcome]
+) -> None:
+    """Train one run in a process of its own and send the records of its rounds and its outcome."""
+    follow_parent()
+    sys.stderr = sys.__stderr__  # the parent's display may have held a lock on the other one
+    messages: SimpleQueue[RoundRecord | Outcome] = SimpleQueue()
+
+    def send() -> None:  # in a thread: the parent may be too busy to read
+        while True:
+            message = messages.get()
+            sender.send(message)
+            if not isinstance(message, RoundRecord):
+                return
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    messages.put(attempt(messages.put))
+    thread.join()

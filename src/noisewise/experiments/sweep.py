@@ -1,4 +1,4 @@
-"""Sweeps: the same comparison under each combination of some config fields."""
+"""Sweeps: every combination of the values of some config fields, each a comparison of its own."""
 
 from __future__ import annotations
 
@@ -7,32 +7,25 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from noisewise.errors import InvalidValueError
-from noisewise.experiments.comparison import comparison_jobs
-from noisewise.experiments.config import ExperimentConfig, dump_config, load_config
-from noisewise.experiments.runner import Job, check_runnable
-from noisewise.federation.results import RunResult, to_json
-from noisewise.report.comparison import write_report
-from noisewise.report.sources import RunSet, name_sets, words_of
-from noisewise.report.tables import method_rows
-from noisewise.storage import write_atomic
+from noisewise.experiments.config import ConfigSource, ExperimentConfig, MethodConfig, as_config
+from noisewise.experiments.runner import Job, comparison_jobs
+from noisewise.report.run_sets import settings_text
 
-__all__ = ["SweepPoint", "sweep_points", "write_sweep"]
+__all__ = ["SweepPoint", "sweep_points"]
 
 _LONGEST_NAME = 80
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One combination of the swept fields: a comparison of its own.
+    """One combination of the swept fields, with its comparison.
 
     Attributes:
-        settings: the swept fields and their values here, dotted.
-        config: with those and all other replaced fields.
+        settings: dotted field -> value; empty if nothing is swept.
+        config: with these values.
         jobs: of the comparison.
     """
 
@@ -43,11 +36,11 @@ class SweepPoint:
     @property
     def label(self) -> str:
         """The settings in words."""
-        return words_of(self.settings)
+        return settings_text(self.settings)
 
     @property
     def folder_name(self) -> str:
-        """A name for files; values that do not fit into one are told apart by a hash."""
+        """The name of the folder; a hash distinguishes values that are no file names."""
         plain = ",".join(
             f"{key}={value if isinstance(value, str) else json.dumps(value)}"
             for key, value in self.settings.items()
@@ -59,69 +52,27 @@ class SweepPoint:
 
 
 def sweep_points(
-    path: Path | str,
+    config: ConfigSource,
     values: Mapping[str, Sequence[Any]],
-    methods: Sequence[str] | None = None,
+    methods: Sequence[str | MethodConfig] | None = None,
     seeds: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> tuple[SweepPoint, ...]:
-    """The product of all values, checked as far as possible before anything runs.
+    """Every combination of the values; a single one if nothing is swept.
 
     Args:
-        path: of the config.
-        values: dotted field -> values; fields with one value are replaced and not swept.
-        methods: as for `comparison_jobs`.
-        seeds: as for `comparison_jobs`.
+        config: a config, its content as a mapping, or the path of a TOML file.
+        values: dotted field -> its values.
+        methods: see `noisewise.compare`.
+        seeds: see `noisewise.compare`.
+        overrides: other config fields to replace.
 
     Raises:
-        InvalidValueError: names the first field of the first combination that is wrong.
+        InvalidValueError: names the first invalid field.
     """
-    swept = [key for key, some in values.items() if len(some) > 1]
     points = []
     for combination in itertools.product(*values.values()):
-        chosen = dict(zip(values, combination, strict=True))
-        config = load_config(path, chosen)
-        jobs = comparison_jobs(config, methods, seeds)
-        points.append(SweepPoint({key: chosen[key] for key in swept}, config, jobs))
-    for point in points:
-        try:
-            check_runnable(point.config, point.jobs[0])
-        except InvalidValueError as error:
-            if not swept:
-                raise
-            allowed = f"{error.allowed} (in the combination {point.label})"
-            raise InvalidValueError(error.field, error.value, allowed) from error
+        settings = dict(zip(values, combination, strict=True))
+        swept = as_config(config, {**(overrides or {}), **settings})
+        points.append(SweepPoint(settings, swept, comparison_jobs(swept, methods, seeds)))
     return tuple(points)
-
-
-def write_sweep(
-    points: Sequence[SweepPoint], results: Sequence[Sequence[RunResult]], folder: Path
-) -> tuple[RunSet, ...]:
-    """Write the page, the figure and the tables over all points that have results.
-
-    Returns:
-        The sets of runs, named by their settings.
-    """
-    known = [(point, tuple(some)) for point, some in zip(points, results, strict=True) if some]
-    sets = name_sets(
-        [
-            RunSet(
-                some,
-                point.folder_name,
-                dump_config(point.config),
-                settings=point.settings,
-                folder=point.folder_name,
-            )
-            for point, some in known
-        ]
-    )
-    write_report(sets, folder, title="Sweep", draw_parts=False)
-    content = [
-        {
-            "settings": dict(point.settings),
-            "folder": point.folder_name,
-            "rows": [asdict(row) for row in method_rows(some)],
-        }
-        for point, some in known
-    ]
-    write_atomic(folder / "sweep.json", (to_json({"points": content}, indent=1) + "\n").encode())
-    return sets

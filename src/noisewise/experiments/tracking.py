@@ -1,4 +1,4 @@
-"""Rounds as they happen, to TensorBoard or MLflow: the extra ``track``, off unless asked for."""
+"""Metrics of each round for TensorBoard or MLflow; needs the extra ``track``, off by default."""
 
 from __future__ import annotations
 
@@ -22,7 +22,13 @@ from noisewise.experiments.config import ExperimentConfig
 from noisewise.federation.results import RoundRecord, RunResult
 from noisewise.storage import file_lock
 
-__all__ = ["Tracked", "check_tracking", "round_metrics", "run_name", "tracked"]
+__all__ = ["ROUND_METRICS", "Tracked", "check_tracking", "round_metrics", "run_name", "tracked"]
+
+ROUND_METRICS = (
+    "accuracy", "accuracy_spread", "accuracy_worst_client", "train_loss", "noise_ratio",
+    "aggregate_noise", "largest_epsilon", "largest_weight",
+)  # fmt: skip
+"""The names of the metrics of a round."""
 
 _LIBRARIES = {"tensorboard": ("TensorBoard", "tensorboard"), "mlflow": ("MLflow", "mlflow")}
 _EXPERIMENT = "noisewise"
@@ -30,19 +36,19 @@ _LONGEST_PARAMETER = 500
 
 
 class Tracker(Protocol):
-    """Somewhere to send the figures of rounds."""
+    """Receives the metrics of rounds."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """The figures of one round; a resumed run sends its earlier rounds again."""
+        """Receive the metrics of one round; a resumed run sends its earlier rounds again."""
         ...
 
     def close(self, status: str) -> None:
-        """The run has ended: ``FINISHED``, ``FAILED`` or ``KILLED``."""
+        """End with a status: ``FINISHED``, ``FAILED`` or ``KILLED``."""
         ...
 
 
 def check_tracking(config: ExperimentConfig) -> None:
-    """Say so before anything runs if a library is wanted and missing.
+    """Check that the libraries of the config's trackers are installed.
 
     Raises:
         MissingExtraError: with the install command.
@@ -53,44 +59,45 @@ def check_tracking(config: ExperimentConfig) -> None:
 
 
 def round_metrics(record: RoundRecord) -> dict[str, float]:
-    """The figures of a round that are finite numbers."""
+    """The metrics of a round (`ROUND_METRICS`) that are finite numbers, by name."""
     spent = [value for value in record.epsilon_spent.values() if value is not None]
     accuracy = [] if record.accuracy is None else list(record.accuracy.values())
-    values = {
-        "accuracy": record.mean_accuracy,
-        "accuracy_spread": float(np.std(accuracy)) if accuracy else math.nan,
-        "accuracy_worst_client": min(accuracy, default=math.nan),
-        "train_loss": record.mean_train_loss,
-        "noise_ratio": record.noise_ratio,
-        "aggregate_noise": math.nan if record.aggregate_noise is None else record.aggregate_noise,
-        "largest_epsilon": max(spent, default=math.nan),
-        "largest_weight": max(record.weights.values(), default=math.nan),
-    }
-    return {name: float(value) for name, value in values.items() if math.isfinite(value)}
+    values = (
+        record.mean_accuracy,
+        float(np.std(accuracy)) if accuracy else math.nan,
+        min(accuracy, default=math.nan),
+        record.mean_train_loss,
+        record.noise_ratio,
+        math.nan if record.aggregate_noise is None else record.aggregate_noise,
+        max(spent, default=math.nan),
+        max(record.weights.values(), default=math.nan),
+    )
+    named = zip(ROUND_METRICS, values, strict=True)
+    return {name: float(value) for name, value in named if math.isfinite(value)}
 
 
 def run_name(folder: Path | None, fallback: str) -> str:
-    """What a run is called: the last parts of its folder, such as ``demo/RobustHDP-seed0``."""
+    """The name of a run: the last parts of its folder, such as ``demo/RobustHDP-seed0``."""
     parts = [p for p in folder.parts if p not in ("runs", "/", "..")][-3:] if folder else []
     return re.sub(r"[^A-Za-z0-9.=_,+/-]+", "-", "/".join(parts)) or fallback
 
 
 class Tracked:
-    """What `tracked` yields: a listener for rounds, to be told the result at the end."""
+    """Passes rounds on to the trackers of a run; `tracked` yields it."""
 
     def __init__(self, trackers: list[Tracker], on_round: Callable[[RoundRecord], None] | None):
-        self._trackers, self._then = trackers, on_round
+        self._trackers, self._on_round = trackers, on_round
         self.status = "FAILED"
 
     def on_round(self, record: RoundRecord) -> None:
-        """Pass a round on to the trackers and to whoever listens besides."""
+        """Pass a round on to the trackers and to the other listener."""
         for tracker in self._trackers:
             tracker.log(record.round, round_metrics(record))
-        if self._then is not None:
-            self._then(record)
+        if self._on_round is not None:
+            self._on_round(record)
 
     def end(self, result: RunResult) -> None:
-        """The run came to its end; one without a trained model counts as failed."""
+        """Set the status from the result; a run without a trained model counts as failed."""
         failed = result.status in ("diverged", "no_updates")
         self.status = "FAILED" if failed else "FINISHED"
 
@@ -102,13 +109,13 @@ def tracked(
     on_round: Callable[[RoundRecord], None] | None,
     facts: Mapping[str, Any],
 ) -> Iterator[Tracked]:
-    """Open what the config's ``[track]`` names for the time of a run.
+    """Open the trackers that the config's ``[track]`` names, for the time of a run.
 
     Args:
-        config: its ``track`` table decides; without entries nothing is loaded or written.
+        config: its ``track`` table; without entries nothing is loaded or written.
         name: of the run.
         on_round: another listener, called after the trackers.
-        facts: what tells this run from others, beside its config: method, seed.
+        facts: method and seed, which distinguish this run from others of the config.
     """
     check_tracking(config)
     trackers: list[Tracker] = []
@@ -141,7 +148,7 @@ def _parameters(config: ExperimentConfig, facts: Mapping[str, Any]) -> dict[str,
 
 
 class _TensorBoard:
-    """Event files, made when the first round comes: a finished run that is read leaves none."""
+    """Event files. They are made at the first round, so a finished run that is read writes none."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -149,10 +156,10 @@ class _TensorBoard:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         if self._writer is None:
-            # A resumed run sends all rounds again; what was written before it is then void.
-            again = step if any(self._folder.glob("events.*")) else None
+            # A resumed run sends all rounds again, so the events of earlier attempts are purged.
+            resumed = step if any(self._folder.glob("events.*")) else None
             library = importlib.import_module("torch.utils.tensorboard.writer")
-            self._writer = library.SummaryWriter(str(self._folder), purge_step=again)
+            self._writer = library.SummaryWriter(str(self._folder), purge_step=resumed)
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
@@ -163,50 +170,50 @@ class _TensorBoard:
 
 
 class _Mlflow:
-    """A run of the experiment ``noisewise``; one that was interrupted is taken up again."""
+    """A run of the experiment ``noisewise``; an interrupted one is resumed."""
 
-    def __init__(self, place: str, name: str, parameters: Mapping[str, str]) -> None:
-        self._place, self._name, self._parameters = place, name, parameters
+    def __init__(self, location: str, name: str, parameters: Mapping[str, str]) -> None:
+        self._location, self._name, self._parameters = location, name, parameters
         self._client: Any = None
         self._run = ""
         self._last = 0
 
     def _open(self) -> None:
-        # A tool for privacy does not report its use to anyone unless asked to.
+        # A tool for privacy does not send usage data unless the user asks for it.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
         for noisy in ("mlflow", "alembic"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
         make_client = importlib.import_module("mlflow.tracking").MlflowClient
-        if "://" in self._place:
-            self._client = make_client(tracking_uri=self._place)
-            self._take_up(None)
+        if "://" in self._location:
+            self._client = make_client(tracking_uri=self._location)
+            self._start_run(None)
             return
-        folder = Path(self._place).resolve()
+        folder = Path(self._location).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        with file_lock(folder / ".lock"):  # two processes must not both make the tables
+        with file_lock(folder / ".lock"):  # two processes must not both create the tables
             self._client = make_client(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
-            self._take_up((folder / "artifacts").as_uri())
+            self._start_run((folder / "artifacts").as_uri())
 
-    def _take_up(self, artifacts: str | None) -> None:
-        """Find the run with the same parameters, or begin one."""
-        known = self._client.get_experiment_by_name(_EXPERIMENT)
-        if known is None:
+    def _start_run(self, artifacts: str | None) -> None:
+        """Find the run with the same parameters, or create one."""
+        existing = self._client.get_experiment_by_name(_EXPERIMENT)
+        if existing is None:
             experiment = self._client.create_experiment(_EXPERIMENT, artifact_location=artifacts)
         else:
-            experiment = known.experiment_id
+            experiment = existing.experiment_id
         identity = hashlib.sha256(repr(sorted(self._parameters.items())).encode()).hexdigest()
         tags = {"noisewise.run": self._name, "noisewise.identity": identity}
-        wish = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
-        same = self._client.search_runs([experiment], filter_string=wish, max_results=1)
+        query = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+        same = self._client.search_runs([experiment], filter_string=query, max_results=1)
         if same:
             self._run = same[0].info.run_id
             self._client.update_run(self._run, status="RUNNING")
             history = self._client.get_metric_history(self._run, "largest_weight")
             self._last = max((entry.step for entry in history), default=0)
             return
-        begun = self._client.create_run(experiment, tags=tags, run_name=self._name)
-        self._run = begun.info.run_id
+        created = self._client.create_run(experiment, tags=tags, run_name=self._name)
+        self._run = created.info.run_id
         for key, value in self._parameters.items():
             self._client.log_param(self._run, key, value)
 

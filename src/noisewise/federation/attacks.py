@@ -23,14 +23,15 @@ class AttackKind:
 
     Attributes:
         send: (the client's own update, strength, noise of energy F) -> what it sends.
-        summary: one line for people.
+        summary: what the attacker sends, in one line.
         noise_free: whether the attacker trains without noise, for a clean direction.
-        breaks_policy: whether no honest client could have sent it, so that a guard can tell.
-        together: whether all attackers send the very same update.
-        first_round: whether every round's update is made from the client's own of the first round.
+        breaks_policy: whether no honest client could have sent it, so that a guard can detect it.
+        together: whether all attackers send the same update.
+        first_round: whether the update of every round is made from the client's own update of the
+            first round.
         shared: whether several attackers divide the coordinates among them: each sends noise of
             energy F outside its share, so that no two updates are close to each other.
-        strength: used where the attack gives none.
+        strength: of an `Attack` that sets none.
     """
 
     send: Callable[[Tensor, float, Tensor], Tensor]
@@ -47,7 +48,7 @@ ATTACKS: Mapping[str, AttackKind] = MappingProxyType(
     {
         "zero": AttackKind(lambda own, _, __: torch.zeros_like(own), "sends zeros"),
         "constant": AttackKind(
-            lambda own, size, _: torch.full_like(own, size), "one tiny number everywhere",
+            lambda own, size, _: torch.full_like(own, size), "one tiny number in every coordinate",
             strength=1e-6,
         ),
         "sign_flip": AttackKind(
@@ -66,7 +67,7 @@ ATTACKS: Mapping[str, AttackKind] = MappingProxyType(
         ),
         "fixed": AttackKind(
             lambda own, size, noise: -size * own.sign() * noise.abs(),
-            "the same with the signs of the first round, in every round",
+            "the same as antisign, in every round with the signs of the first round",
             noise_free=True, breaks_policy=False, first_round=True, shared=True,
         ),
         "scaled": AttackKind(
@@ -79,7 +80,7 @@ ATTACKS: Mapping[str, AttackKind] = MappingProxyType(
             together=True,
         ),
         "nan": AttackKind(
-            lambda own, _, __: torch.full_like(own, math.nan), "sends what is not a number"
+            lambda own, _, __: torch.full_like(own, math.nan), "sends NaN"
         ),
         "falsified_epsilon": AttackKind(
             lambda own, _, __: own, "trains honestly, reports a hundred times its epsilon",
@@ -92,12 +93,16 @@ ATTACKS: Mapping[str, AttackKind] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Attack:
-    """Some clients of a federation that attack in one way.
+    """Clients of a federation that attack in the same way.
 
     Args:
         kind: one of `ATTACKS`.
         clients: their ids.
-        strength: how strong, in the sense of the kind; None is its own default.
+        strength: factor or size of what they send, see `ATTACKS`; None takes the kind's default.
+
+    Raises:
+        InvalidValueError: the kind is unknown, an id is missing or given twice, or the strength is
+            not positive.
     """
 
     kind: str
@@ -108,25 +113,31 @@ class Attack:
         if self.kind not in ATTACKS:
             raise InvalidValueError("attacks.kind", self.kind, f"must be one of {list(ATTACKS)}")
         if not self.clients or len(set(self.clients)) != len(self.clients):
-            raise InvalidValueError("attacks.clients", self.clients, "must be different ids")
+            raise InvalidValueError(
+                "attacks.clients", self.clients, "must be at least one id, each once"
+            )
         if self.kind == "sybils" and len(self.clients) < 2:
-            raise InvalidValueError("attacks.clients", self.clients, "must be two sybils or more")
+            raise InvalidValueError("attacks.clients", self.clients, "must be at least two ids")
         if self.strength is not None:
             positive_number("attacks.strength", self.strength)
 
     @property
-    def what(self) -> AttackKind:
-        """The kind's description."""
+    def properties(self) -> AttackKind:
+        """The properties of its kind."""
         return ATTACKS[self.kind]
 
     @property
     def size(self) -> float:
-        """The strength that holds."""
-        return self.what.strength if self.strength is None else self.strength
+        """The strength, or the default of the kind."""
+        return self.properties.strength if self.strength is None else self.strength
 
 
 def check_attacks(attacks: Sequence[Attack], ids: Sequence[str]) -> None:
-    """Every attacker is a client, and of one attack only."""
+    """Check that every attacker is a client and takes part in one attack only.
+
+    Raises:
+        InvalidValueError: names the client.
+    """
     attackers = [client for attack in attacks for client in attack.clients]
     for client in attackers:
         if client not in ids:
@@ -143,27 +154,31 @@ def attacked(
     round_number: int,
     first: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """What the server receives: the attackers' updates are replaced.
+    """Replace the attackers' updates by what they send.
 
     Args:
-        received: updates by client id, those of attackers as they trained.
+        received: updates by client id; those of attackers are honest.
         attacks: who attacks and how.
         floor: F, the least noise energy of an honest update.
         seed: of the run.
         round_number: with the seed and the client, it decides the attackers' noise.
-        first: the attackers' own updates of the first round; by default those received.
+        first: the attackers' honest updates of the first round; by default those received.
+
+    Returns:
+        What the server receives, by client id.
     """
     sent = dict(received)
     for attack in attacks:
         members = [client for client in attack.clients if client in received]
         for client in members:
-            source = members[0] if attack.what.together else client
-            own = (first or received)[source] if attack.what.first_round else received[source]
+            source = members[0] if attack.properties.together else client
+            fixed = attack.properties.first_round
+            own = (first or received)[source] if fixed else received[source]
             generator = keyed_generator(seed, round_number, source, "attack")
             noise = torch.from_numpy(generator.standard_normal(len(own))).to(own)
             noise *= math.sqrt(floor / len(own))
-            sent[client] = attack.what.send(own, attack.size, noise)
-            if attack.what.shared:
+            sent[client] = attack.properties.send(own, attack.size, noise)
+            if attack.properties.shared:
                 n, position = len(attack.clients), attack.clients.index(client)
                 share = torch.arange(len(own), device=own.device) % n == position
                 sent[client] = torch.where(share, sent[client], noise)

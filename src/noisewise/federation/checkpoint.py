@@ -1,8 +1,9 @@
-"""Checkpoints that survive kill -9 and notice damage (docs/privacy.md, guarantees 12 and 13).
+"""Checkpoints that survive kill -9 and detect damage (docs/privacy.md, guarantees 12 and 13).
 
 A checkpoint is one file: a line that names the format, the SHA-256 of the rest, then safetensors
-with the model and the aggregator's arrays. The round records go to ``rounds.jsonl``, of which a
-checkpoint knows how many bytes belong to it and their SHA-256, so both agree after a crash.
+with the model and the aggregator's arrays. The records of the rounds are in ``rounds.jsonl``. A
+checkpoint holds the length and the SHA-256 of the records that belong to it, so that both files
+agree after a crash.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,14 @@ from torch import Tensor
 
 from noisewise.aggregation.base import State
 from noisewise.errors import InvalidValueError
-from noisewise.federation.results import RoundRecord, read_record, to_json
-from noisewise.storage import sole_lock, write_atomic, writing
+from noisewise.federation.results import RoundRecord, RunResult, load_result, read_record
+from noisewise.storage import sole_lock, to_json, write_atomic, writing
 
-__all__ = ["OTHER_RUN", "RunFolder", "Snapshot", "alone_in"]
-
-OTHER_RUN = (
-    "holds a run with other settings, or with code of yours that has changed since; choose another "
-    "folder (--output) or remove it"
-)
+__all__ = ["RunFolder", "Snapshot", "alone_in"]
 
 _MAGIC = b"noisewise checkpoint 1\n"
-_KEPT = 2
-_PATIENCE = 5.0  # seconds; workers of a killed comparison end within one
+_KEPT = 2  # checkpoints of a run; older ones are deleted
+_PATIENCE = 5.0  # seconds to wait for the lock; workers of a killed comparison end within one
 _log = logging.getLogger(__name__)
 
 
@@ -48,11 +44,11 @@ class Snapshot:
     """Everything that the next round depends on.
 
     Attributes:
-        round: rounds done.
+        round: number of rounds that are done.
         theta: [p] global parameters.
-        state: the aggregator's.
-        rounds_done: of each client, for its budget.
-        average: [p] moving average of the global parameters, where the method releases it.
+        state: of the aggregator.
+        rounds_done: rounds of each client, for its budget.
+        average: [p] moving average of the global parameters, if the method releases it.
     """
 
     round: int
@@ -63,19 +59,29 @@ class Snapshot:
 
     @property
     def released(self) -> Tensor:
-        """The parameters to use: the average where there is one."""
+        """The parameters to use: the average if there is one."""
         return self.theta if self.average is None else self.average
+
+    def to(self, theta: Tensor) -> Snapshot:
+        """The same state with the device and type of ``theta``."""
+        average = None if self.average is None else self.average.to(theta)
+        return replace(self, theta=self.theta.to(theta), average=average)
+
+    def counting(self, clients: Iterable[str]) -> Snapshot:
+        """The same state with one more round done by each of these clients."""
+        more = {client: self.rounds_done.get(client, 0) + 1 for client in clients}
+        return replace(self, rounds_done={**self.rounds_done, **more})
 
 
 @contextmanager
 def alone_in(folder: Path | None) -> Iterator[None]:
-    """Keep other processes and threads from training the run of this folder meanwhile.
+    """Hold the lock of a run's folder: no other process or thread trains this run meanwhile.
 
     Args:
-        folder: of the run; None where it writes nothing, so that nobody can be in its way.
+        folder: of the run; None for a run that writes nothing and needs no lock.
 
     Raises:
-        InvalidValueError: if one of them does already.
+        InvalidValueError: another process or thread holds the lock.
     """
     if folder is None:
         yield
@@ -102,7 +108,7 @@ class RunFolder:
 
     Args:
         path: folder of the run.
-        fingerprint: of everything that decides the result; a folder of another run is refused.
+        fingerprint: of everything that decides the result; the folder of another run is refused.
     """
 
     path: Path
@@ -117,16 +123,16 @@ class RunFolder:
 
     @property
     def result_file(self) -> Path:
-        """Summary, written when the run has ended."""
+        """The summary, written when the run has ended."""
         return self.path / "result.json"
 
     @property
     def start_file(self) -> Path:
-        """What is known of the run before its first round, for reports on unfinished runs."""
+        """The summary before the first round, for reports on unfinished runs."""
         return self.path / "run.json"
 
     def begin(self, summary: Mapping[str, Any]) -> None:
-        """Write what is known before the first round."""
+        """Write the summary before the first round."""
         write_atomic(self.start_file, (to_json(summary, indent=1) + "\n").encode())
 
     @property
@@ -135,35 +141,72 @@ class RunFolder:
         return self.path / "model.safetensors"
 
     def finish(self, summary: Mapping[str, Any], theta: Tensor | None) -> None:
-        """Write the parameters, then the summary, whose presence says that the run has ended.
+        """Write the parameters, then the summary, whose presence marks the run as ended.
 
         Args:
             summary: of the run.
-            theta: [p]; None where no round changed the model, so that there is none to write.
+            theta: [p] trained parameters; None if no round changed the model.
         """
         if theta is None:
             self.model_file.unlink(missing_ok=True)
         else:
             write_atomic(self.model_file, save_tensors({"theta": theta.cpu().contiguous()}))
         self.records_file.touch()  # a run may end before its first round
-        marked = {**summary, "fingerprint": self.fingerprint}
-        write_atomic(self.result_file, (to_json(marked, indent=1) + "\n").encode())
+        content = {**summary, "fingerprint": self.fingerprint}
+        write_atomic(self.result_file, (to_json(content, indent=1) + "\n").encode())
+
+    def finished(self) -> RunResult | None:
+        """The result, if the folder holds the whole run; None if it is missing or damaged.
+
+        Raises:
+            InvalidValueError: the folder belongs to another run.
+        """
+        if not self.result_file.exists():
+            return None
+        try:
+            fingerprint = json.loads(self.result_file.read_text()).get("fingerprint")
+        except (ValueError, AttributeError):
+            return None  # damaged: resume from the checkpoints
+        self._check(fingerprint)
+        try:
+            return load_result(self.path)
+        except InvalidValueError as error:
+            _log.warning("%s: %s; resuming from the checkpoints", self.path, error.allowed)
+            return None
+
+    def _check(self, fingerprint: object) -> None:
+        if fingerprint != self.fingerprint:
+            raise InvalidValueError(
+                "output",
+                str(self.path),
+                "holds a run with other settings, or with code of yours that has changed since; "
+                "choose another folder (--output) or remove it",
+            )
 
     def save(self, snapshot: Snapshot, record: RoundRecord) -> None:
         """Append the round's record, then write the checkpoint that includes it.
 
         Raises:
-            InvalidValueError: if records that were written are there no more.
-            DiskFullError: if there is no room; the checkpoint of the round before stays valid.
+            InvalidValueError: records that were written are missing.
+            DiskFullError: the disk is full; the checkpoint of the round before stays valid.
+        """
+        self.append(record)
+        write_atomic(self._file(snapshot.round), self._encode(snapshot))
+        for old in self._checkpoints()[:-_KEPT]:
+            old.unlink(missing_ok=True)
+
+    def append(self, record: RoundRecord) -> None:
+        """Append a round's record without a checkpoint.
+
+        Raises:
+            InvalidValueError: records that were written are missing.
+            DiskFullError: the disk is full.
         """
         line = (to_json(_fields(record)) + "\n").encode()
         with writing(self.records_file):
             self._append(line)
         self._length += len(line)
         self._digest.update(line)
-        write_atomic(self._file(snapshot.round), self._encode(snapshot))
-        for old in self._checkpoints()[:-_KEPT]:
-            old.unlink(missing_ok=True)
 
     def _append(self, line: bytes) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -173,37 +216,38 @@ class RunFolder:
                     "output",
                     str(self.path),
                     f"{self.records_file.name} has become shorter while the run was training: "
-                    "something else writes there; run again to go on from a checkpoint",
+                    "another program writes there; run the same command again to resume from a "
+                    "checkpoint",
                 )
-            file.truncate(self._length)  # what a crash left behind the last checkpoint
+            file.truncate(self._length)  # remove what a crash left after the last checkpoint
             file.seek(self._length)
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
 
     def resume(self) -> tuple[Snapshot, tuple[RoundRecord, ...]] | None:
-        """The newest sound checkpoint with its records; None to start from the beginning.
+        """The newest valid checkpoint with its records; None to start from the beginning.
 
         Raises:
-            InvalidValueError: if the folder belongs to another run.
+            InvalidValueError: the folder belongs to another run.
         """
-        for leftover in (*self.path.glob(".*.tmp"), *self.path.glob("checkpoints/.*.tmp")):
-            leftover.unlink(missing_ok=True)  # of a process that was killed while it wrote
+        for temporary in (*self.path.glob(".*.tmp"), *self.path.glob("checkpoints/.*.tmp")):
+            temporary.unlink(missing_ok=True)  # of a process that was killed while it wrote
         for file in reversed(self._checkpoints()):
             try:
                 snapshot, records = self._decode(file)
             except InvalidValueError:
                 raise
             except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-                _log.warning("%s is damaged (%s); trying the one before it", file, error)
+                _log.warning("%s is damaged (%s); trying the previous checkpoint", file, error)
                 continue
             return snapshot, records
         self._length, self._digest = 0, hashlib.sha256()
         return None
 
-    def start_again(self) -> None:
-        """Forget all rounds: the next one is round 1."""
-        for file in reversed(self._checkpoints()):  # a crash in between leaves a sound older one
+    def delete_rounds(self) -> None:
+        """Delete all rounds: the next one is round 1."""
+        for file in reversed(self._checkpoints()):  # a crash in between leaves an older valid one
             file.unlink()
         self.records_file.unlink(missing_ok=True)
         self._length, self._digest = 0, hashlib.sha256()
@@ -243,12 +287,7 @@ class RunFolder:
         if hashlib.sha256(payload).hexdigest().encode() != expected:
             raise ValueError("SHA-256 does not match")
         header = json.loads(_metadata(payload)["noisewise"])
-        if header["fingerprint"] != self.fingerprint:
-            raise InvalidValueError(
-                "output",
-                str(self.path),
-                OTHER_RUN,
-            )
+        self._check(header["fingerprint"])
         with open(self.records_file, "rb") as records_file:
             lines = records_file.read(header["records_length"])
         digest = hashlib.sha256(lines)

@@ -1,11 +1,16 @@
-"""`Client`: one member of a simulated federation, its settings and its records."""
+"""`Client`: one client of a simulated federation, with its settings and its records."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from noisewise.checks import positive_number
 from noisewise.data.datasets import Examples
@@ -22,10 +27,14 @@ class Client:
     """One client of a simulation.
 
     Attributes:
-        spec: what it plans with.
+        spec: settings that its plan is made from.
         data: its training and held-out records.
-        reported_epsilon: what it tells a server that asks; None is the truth. Training and
-            accounting never read it.
+        reported_epsilon: what it reports to a server whose method needs epsilons; None reports
+            the true value. Training and accounting never read it.
+
+    Raises:
+        InvalidValueError: the number of training records is not that of the spec, or the reported
+            epsilon is not positive.
     """
 
     spec: ClientSpec
@@ -43,8 +52,8 @@ class Client:
             positive_number(f"client {self.spec.id}: reported_epsilon", self.reported_epsilon)
 
     @property
-    def told_epsilon(self) -> float:
-        """The epsilon that a server hears of."""
+    def disclosed_epsilon(self) -> float:
+        """The epsilon that a server receives if its method needs it."""
         return self.spec.epsilon if self.reported_epsilon is None else self.reported_epsilon
 
 
@@ -53,12 +62,24 @@ def make_clients(
     data: Sequence[ClientData],
     reported_epsilons: Mapping[str, float] | None = None,
 ) -> tuple[Client, ...]:
-    """Join settings and records, in order; ``reported_epsilons`` by id for clients that lie."""
+    """Make clients from settings and records, in order.
+
+    Args:
+        specs: settings of the clients.
+        data: their records, in the same order.
+        reported_epsilons: by id, for clients that report another epsilon than their own.
+
+    Raises:
+        InvalidValueError: the numbers of specs and records differ, an id occurs twice or is
+            unknown.
+    """
     if len(specs) != len(data):
-        raise InvalidValueError("data", f"{len(data)} clients", f"must fit {len(specs)} specs")
+        raise InvalidValueError(
+            "data", f"{len(data)} clients", f"must be {len(specs)}, as many as specs"
+        )
     ids = [spec.id for spec in specs]
     if len(set(ids)) != len(ids):
-        raise InvalidValueError("specs", ids, "must have an id of its own for each client")
+        raise InvalidValueError("specs", ids, "must have a different id for each client")
     reported = dict(reported_epsilons or {})
     unknown = sorted(set(reported) - set(ids))
     if unknown:
@@ -67,6 +88,21 @@ def make_clients(
 
 
 def to_tensors(examples: Examples, device: torch.device | str = "cpu") -> TensorData:
-    """Scaled records as tensors on a device."""
-    inputs, targets = examples.arrays()
-    return TensorData(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
+    """Scaled records as tensors on a device.
+
+    On the CPU, float32 inputs that need no scaling are not copied: the tensor shares their memory,
+    possibly a read-only file, and nobody may write to it.
+    """
+    inputs, targets = examples.inputs, examples.targets
+    if examples.scaling is not None or inputs.dtype != np.float32 or not inputs.flags.c_contiguous:
+        inputs, targets = examples.arrays()
+    return TensorData(_tensor(inputs).to(device), _tensor(targets).to(device))
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    """A tensor view of an array, also of one in a file that is mapped read-only."""
+    if array.flags.writeable:
+        return torch.from_numpy(array)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable.*")
+        return torch.from_numpy(array)

@@ -1,4 +1,4 @@
-"""How good a global model is: accuracy on every client's held-out records, and the train loss."""
+"""`Evaluator`: accuracy of a global model on each client's held-out records, and its train loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ __all__ = ["Evaluator", "Metric", "Scores", "accuracy"]
 Metric = Callable[[Tensor, Tensor], Tensor]
 """(outputs [b, ...], targets [b, ...]) -> one score for each record [b]; larger is better."""
 
-# Larger batches leave the processor's caches: 1,024 records of the paper's CNN take twice as long.
+# Larger batches do not fit into the processor's caches: with 1,024 records, the paper's CNN takes
+# twice as long.
 _BATCH = 128
 
 
@@ -36,8 +37,8 @@ class Scores:
     """Scores of one global model at one client.
 
     Attributes:
-        accuracy: mean metric of its held-out records; NaN without any.
-        train_loss: mean loss of (a fixed sample of) its training records.
+        accuracy: mean metric of its held-out records; NaN if it has none.
+        train_loss: mean loss of its training records, or of a fixed sample of them.
     """
 
     accuracy: float
@@ -45,18 +46,19 @@ class Scores:
 
 
 class Evaluator:
-    """Scores a global model on clients' records: the simulator's eyes, not a server's.
+    """Scores a global model on clients' records. Only a simulator can do that, not a server.
 
-    Records are scaled once and kept, images in channels-last, in which max-pooling on a processor
-    is ten times faster; a model whose own code needs the default layout (``x.view``) gets it.
+    Records are scaled once and kept. Images are kept in the channels-last layout, in which
+    max-pooling on a CPU is ten times faster. A model whose own code needs the default layout
+    (``x.view``) receives copies in that layout.
 
     Args:
-        model: gives structure and buffers.
+        model: its structure and buffers are used.
         loss: mean loss of a batch.
         metric: score of each held-out record.
-        loss_records: at most so many training records of a client give its train loss, spread
-            evenly over them and the same in every round.
-        device: where tensors live.
+        loss_records: largest number of training records of a client that its train loss is
+            computed from; they are spread evenly and the same in every round.
+        device: of the tensors, as torch names it.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class Evaluator:
 
     @torch.no_grad()
     def __call__(self, theta: Tensor, data: tuple[TensorData, TensorData]) -> Scores:
-        """Evaluate ``theta`` [p] on what `prepare` made of a client's records."""
+        """Evaluate ``theta`` [p] on a client's records, as `prepare` returned them."""
         parameters = self._layout.unflatten(theta)
         was_training = self._model.training
         self._model.eval()
@@ -100,6 +102,17 @@ class Evaluator:
             )
         finally:
             self._model.train(was_training)
+
+    @torch.no_grad()
+    def of_outputs(self, outputs: Tensor, data: tuple[TensorData, TensorData]) -> Scores:
+        """Scores of a model from its outputs for both parts of ``data``, one after the other."""
+        test, train = data
+        accuracy = train_loss = float("nan")
+        if len(test):
+            accuracy = self._score(outputs[: len(test)], test.targets) / len(test)
+        if len(train):
+            train_loss = self._losses(outputs[len(test) :], train.targets) / len(train)
+        return Scores(accuracy, train_loss)
 
     def _score(self, outputs: Tensor, targets: Tensor) -> float:
         return float(self._metric(outputs, targets).double().sum())
@@ -125,7 +138,7 @@ class Evaluator:
         data: TensorData,
         total: Callable[[Tensor, Tensor], float],
     ) -> float:
-        """Mean over records of what ``total`` sums over a batch; NaN for no records."""
+        """Mean over records, where ``total`` returns the sum over a batch; NaN without records."""
         if len(data) == 0:
             return float("nan")
         result = 0.0

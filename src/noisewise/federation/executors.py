@@ -1,16 +1,11 @@
-"""Executors: who computes what the clients of a round compute. Results do not depend on them."""
+"""Executors compute the clients' part of a round. Results do not depend on the executor."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import multiprocessing
-import os
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar, get_args
@@ -28,19 +23,20 @@ from noisewise.privacy.plan import LocalPlan
 from noisewise.randomness import SeededRandom
 from noisewise.training.engine import make_engine
 from noisewise.training.gradients import GradientEngine, Loss
+from noisewise.training.heads import HeadRecords, head_of, head_updates
 from noisewise.training.local import DEFAULT_PHYSICAL_BATCH, TensorData, local_update, per_step
+from noisewise.worker_processes import end_workers, follow_parent
 
 __all__ = [
+    "Execution",
     "Executor",
+    "ExecutorFactory",
     "ExecutorName",
     "ProcessExecutor",
     "SerialExecutor",
     "Workload",
     "check_executor",
-    "end_workers",
-    "follow_parent",
     "longest_first",
-    "make_executor",
     "one_thread",
     "until_done",
 ]
@@ -54,7 +50,7 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Workload:
-    """What stays the same over all rounds of a run, as far as the clients are concerned."""
+    """What the clients need in every round of a run; see `Prepared` and `TrainingSettings`."""
 
     model: nn.Module
     loss: Loss
@@ -70,7 +66,7 @@ class Workload:
 
 
 class Executor(Protocol):
-    """Computes the updates of some clients in one round, and scores of a global model."""
+    """Computes the updates of clients in one round, and scores of a global model."""
 
     def updates(self, theta: Tensor, round_number: int, members: Sequence[int]) -> list[Tensor]:
         """Updates [p] of the clients at positions ``members``, in that order."""
@@ -87,7 +83,7 @@ class Executor(Protocol):
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch and BLAS on one thread: sums have one order, and processes do not fight for cores.
+    """Run torch and BLAS on one thread: sums have one order, processes do not compete for cores.
 
     On a busy machine, a second BLAS thread made a 16 x 16 eigenproblem a hundred times slower.
     """
@@ -101,7 +97,7 @@ def one_thread() -> Iterator[None]:
 
 
 class SerialExecutor:
-    """One client after the other, in this process; the caller sets `one_thread`."""
+    """Computes one client after the other in this process; the caller uses `one_thread`."""
 
     def __init__(self, workload: Workload) -> None:
         work = self._workload = workload
@@ -111,12 +107,15 @@ class SerialExecutor:
             work.model, work.loss, work.metric, work.loss_records, work.device
         )
         self._engine: GradientEngine | None = None
+        self.head = head_of(work.model, work.loss) if work.device == "cpu" else None
+        self._head_records: dict[int, HeadRecords | None] = {}
 
     def prepare(self) -> None:
-        """Scale all clients' records now, so that processes forked later share the memory."""
+        """Scale all clients' records now, so that processes that are forked later share them."""
         for member in range(len(self._workload.clients)):
             self._training_data(member)
-            self._scoring_data(member)
+            self.scoring_data(member)
+            self.head_records(member)
 
     def _training_data(self, member: int) -> TensorData:
         if member not in self._data:
@@ -124,34 +123,53 @@ class SerialExecutor:
             self._data[member] = to_tensors(train, self._workload.device)
         return self._data[member]
 
-    def _scoring_data(self, member: int) -> tuple[TensorData, TensorData]:
+    def scoring_data(self, member: int) -> tuple[TensorData, TensorData]:
+        """A client's held-out records and the training records that its loss is computed from."""
         if member not in self._scored:
             data = self._workload.clients[member].data
             self._scored[member] = self._evaluator.prepare(data)
         return self._scored[member]
 
+    def head_records(self, member: int) -> HeadRecords | None:
+        """A client's records for the closed form of heads; None if it does not cover them."""
+        if self.head is None:
+            return None
+        if member not in self._head_records:
+            records = HeadRecords.of(self.head, self._training_data(member))
+            self._head_records[member] = records
+        return self._head_records[member]
+
     def update(self, theta: Tensor, round_number: int, member: int) -> Tensor:
-        """The update of one client."""
+        """The update [p] of one client."""
+        plan = self._workload.plans[member]
+        delta = self._update(theta, round_number, member)
+        return per_step(delta, plan) if self._workload.normalise else delta
+
+    def _update(self, theta: Tensor, round_number: int, member: int) -> Tensor:
         work = self._workload
+        plan, rate = work.plans[member], work.learning_rate
+        rng = SeededRandom(work.seed, round_number, work.clients[member].spec.id)
+        records = self.head_records(member)
+        if self.head is not None and records is not None:
+            return head_updates(self.head, [theta], records, [plan], [rate], rng)[0]
         if self._engine is None:
             work.model.train()
             self._engine = make_engine(work.model, work.loss, isolate=False)
-        delta = local_update(
+        return local_update(
             work.model,
             theta,
             self._training_data(member),
-            work.plans[member],
-            work.learning_rate,
+            plan,
+            rate,
             work.loss,
-            SeededRandom(work.seed, round_number, work.clients[member].spec.id),
+            rng,
             physical_batch=work.physical_batch,
             engine=self._engine,
         ).delta
-        return per_step(delta, work.plans[member]) if work.normalise else delta
 
     def score(self, theta: Tensor, member: int) -> Scores:
-        """The scores at one client."""
-        return self._evaluator(theta, self._scoring_data(member))
+        """The scores of ``theta`` at one client."""
+        return self._evaluator(theta, self.scoring_data(member))
 
     def updates(self, theta: Tensor, round_number: int, members: Sequence[int]) -> list[Tensor]:
         """See `Executor`."""
@@ -166,82 +184,59 @@ class SerialExecutor:
 
 
 def longest_first(workload: Workload, members: Sequence[int]) -> list[int]:
-    """Long tasks first: with few workers, a long one at the end would leave the others idle."""
+    """Order members by their number of steps: a long task at the end would leave workers idle."""
     return sorted(members, key=lambda member: -workload.plans[member].steps_per_round)
 
 
 def until_done(
-    attempt: Callable[[list[int]], list[int]],
+    attempt: Callable[[list[int]], Mapping[int, Answer]],
     workload: Workload,
     members: Sequence[int],
     what: str,
-) -> None:
-    """Call ``attempt`` with the members that are left until it leaves none.
+) -> list[Answer]:
+    """Call ``attempt`` with the members that are left until all have an answer.
 
-    A simulated client's randomness is keyed by (seed, round, client), so what is done again is
-    the same update bit for bit: one release, charged once, by whoever counts the round.
+    A simulated client's randomness is keyed by (seed, round, client). A repeated computation gives
+    the same update bit for bit: one release, which is charged once.
 
     Args:
-        attempt: computes members and returns those that a dying worker left undone.
+        attempt: computes members; those of a worker that died have no answer.
         workload: for the clients' names.
         members: positions of clients.
         what: for the log, such as "round 3".
 
+    Returns:
+        The answers, in the order of the members.
+
     Raises:
         NoisewiseError: workers died three times.
     """
-    missing = list(members)
+    answers: dict[int, Answer] = {}
     for number in range(1, _ATTEMPTS + 1):
-        missing = attempt(missing)
+        answers.update(attempt([member for member in members if member not in answers]))
+        missing = [workload.clients[m].spec.id for m in members if m not in answers]
         if not missing:
-            return
-        names = ", ".join(workload.clients[member].spec.id for member in missing)
+            return [answers[member] for member in members]
         _log.warning(
-            "a worker died in %s (attempt %d of %d); doing %s again from the round's start",
+            "a worker died in %s (attempt %d of %d); computing %s again from the round's start",
             what,
             number,
             _ATTEMPTS,
-            names,
+            ", ".join(missing),
         )
     raise NoisewiseError(
-        f"workers died {_ATTEMPTS} times in {what}: out of memory? Use fewer workers or a smaller "
-        "physical_batch; what is done so far can be resumed"
+        f"workers died {_ATTEMPTS} times in {what}, probably for lack of memory. Use fewer workers "
+        "or a smaller physical_batch, and run the same command again to resume"
     )
 
 
 def _shared(tensor: Tensor) -> Tensor:
-    """The same tensor in memory that forked and spawned workers see too."""
+    """The same tensor in memory that is shared with worker processes."""
     moved: Tensor = tensor.share_memory_()  # type: ignore[no-untyped-call]
     return moved
 
 
 _worker: tuple[SerialExecutor, Tensor, Tensor] | None = None
-
-
-def follow_parent() -> None:
-    """In a worker: leave Ctrl-C to the parent, and end when the parent has gone.
-
-    Ctrl-C reaches the whole group, but ending the work is the parent's affair. A parent that was
-    killed cannot end anybody: its workers would go on and write beside those that resume the run.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None and parent.pid is not None:
-        threading.Thread(target=_end_without, args=(parent.pid,), daemon=True).start()
-
-
-def _end_without(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.3)
-    os._exit(1)
-
-
-def end_workers(pool: ProcessPoolExecutor) -> None:
-    """End a pool at once, in the middle of its work: checkpoints hold what is done."""
-    workers = list((pool._processes or {}).values())  # no public name before Python 3.14
-    pool.shutdown(wait=False, cancel_futures=True)
-    for worker in workers:
-        worker.terminate()
 
 
 def _start_worker(executor: SerialExecutor, theta: Tensor, results: Tensor) -> None:
@@ -252,26 +247,25 @@ def _start_worker(executor: SerialExecutor, theta: Tensor, results: Tensor) -> N
     _worker = executor, theta, results
 
 
-def _work(round_number: int, member: int) -> int:
+def _work(member: int, round_number: int) -> None:
     """Compute one client's update in a worker, into shared memory."""
     assert _worker is not None
     executor, theta, results = _worker
     results[member] = executor.update(theta, round_number, member)
-    return member
 
 
-def _score(member: int) -> tuple[int, Scores]:
+def _score(member: int) -> Scores:
     """Score the shared parameters at one client in a worker."""
     assert _worker is not None
     executor, theta, _ = _worker
-    return member, executor.score(theta, member)
+    return executor.score(theta, member)
 
 
 class ProcessExecutor:
-    """Clients spread over processes; parameters and updates travel through shared memory.
+    """Spreads clients over processes; parameters and updates are in shared memory.
 
-    Workers are forked where the system can, so that the scaled records are shared and not copied.
-    A worker that dies is reported, and what it was doing is done again: see `until_done`.
+    Workers are forked if the system can, so that scaled records are shared and not copied. A worker
+    that dies is logged, and its members are computed again: see `until_done`.
     """
 
     def __init__(self, workload: Workload, workers: int, size: int, dtype: torch.dtype) -> None:
@@ -298,47 +292,36 @@ class ProcessExecutor:
     def updates(self, theta: Tensor, round_number: int, members: Sequence[int]) -> list[Tensor]:
         """See `Executor`."""
         self._theta.copy_(theta)
-
-        def attempt(some: list[int]) -> list[int]:
-            done = self._attempt(
-                lambda pool, member: pool.submit(_work, round_number, member), some
-            )
-            return [member for member in some if member not in set(done)]
-
-        until_done(attempt, self._workload, members, f"round {round_number}")
+        self._all(_work, members, f"round {round_number}", round_number)
         return [self._results[member].clone().to(theta.device) for member in members]
 
     def evaluate(self, theta: Tensor) -> list[Scores]:
         """See `Executor`."""
         self._theta.copy_(theta)
-        scores: dict[int, Scores] = {}
+        return self._all(_score, range(len(self._workload.clients)), "an evaluation")
 
-        def attempt(some: list[int]) -> list[int]:
-            scores.update(self._attempt(lambda pool, member: pool.submit(_score, member), some))
-            return [member for member in some if member not in scores]
-
-        everyone = range(len(self._workload.clients))
-        until_done(attempt, self._workload, everyone, "an evaluation")
-        return [scores[member] for member in everyone]
-
-    def _attempt(
-        self, submit: Callable[[ProcessPoolExecutor, int], Future[Answer]], members: list[int]
+    def _all(
+        self, task: Callable[..., Answer], members: Sequence[int], what: str, *arguments: int
     ) -> list[Answer]:
-        """The answers of those workers that lived."""
-        answers: list[Answer] = []
-        try:
-            pool = self._start()
-            futures = [submit(pool, member) for member in longest_first(self._workload, members)]
-            for future in as_completed(futures):
-                answers.append(future.result())
-        except BrokenProcessPool:
-            self.close()
-        except KeyboardInterrupt:
-            if self._pool is not None:
-                end_workers(self._pool)
-                self._pool = None
-            raise
-        return answers
+        """The answers of ``task(member, *arguments)`` for all members, whichever workers die."""
+
+        def attempt(missing: list[int]) -> dict[int, Answer]:
+            answers: dict[int, Answer] = {}
+            try:
+                pool, order = self._start(), longest_first(self._workload, missing)
+                futures = {pool.submit(task, member, *arguments): member for member in order}
+                for future in as_completed(futures):
+                    answers[futures[future]] = future.result()
+            except BrokenProcessPool:
+                self.close()
+            except KeyboardInterrupt:
+                if self._pool is not None:
+                    end_workers(self._pool)
+                    self._pool = None
+                raise
+            return answers
+
+        return until_done(attempt, self._workload, members, what)
 
     def close(self) -> None:
         """End the workers."""
@@ -347,52 +330,78 @@ class ProcessExecutor:
             self._pool = None
 
 
-def make_executor(
-    workload: Workload,
-    workers: int,
-    theta: Tensor,
-    name: ExecutorName | None = None,
-    ray_address: str | None = None,
-) -> Executor:
-    """The executor of a name; without one, serial for one worker and processes for more.
+ExecutorFactory = Callable[[Workload], Executor]
+"""(workload) -> executor; `in_lock_step` passes one to each of its runs."""
 
-    Args:
-        workload: what the clients need.
-        workers: processes; of a Ray cluster that is started here, its processors.
-        theta: [p] for size and type.
-        name: which.
-        ray_address: of a running Ray cluster; None starts one on this machine.
+
+@dataclass(frozen=True)
+class Execution:
+    """Which processes compute the clients' part of a run. No result depends on it.
+
+    Attributes:
+        workers: number of processes; for a Ray cluster that is started here, its number of CPUs.
+        executor: "serial", "processes" or "ray", or a function that makes an executor. The default
+            is serial for one worker and processes for more.
+        ray_address: of a running Ray cluster; None starts one on this machine for the time of the
+            run.
 
     Raises:
-        InvalidValueError: names the field that is wrong.
-        MissingExtraError: Ray is wanted and not installed.
+        InvalidValueError: names the invalid field.
     """
-    positive_int("workers", workers)
-    if name is None and ray_address is None:
-        name = "serial" if workers == 1 or workload.device != "cpu" else "processes"
-    check_executor(name, ray_address)
-    if name == "serial":
-        return SerialExecutor(workload)
-    if workload.device != "cpu":
-        allowed = f"works with processors only, not device = {workload.device!r}; choose serial"
-        raise InvalidValueError("training.executor", name, allowed)
-    if name == "processes":
-        return ProcessExecutor(workload, workers, theta.numel(), theta.dtype)
-    from noisewise.federation.ray_executor import RayExecutor
 
-    return RayExecutor(workload, workers, ray_address)
+    workers: int = 1
+    executor: ExecutorName | ExecutorFactory | None = None
+    ray_address: str | None = None
+
+    def __post_init__(self) -> None:
+        positive_int("workers", self.workers)
+        if not callable(self.executor):
+            check_executor(self.executor, self.ray_address)
+
+    def start(self, workload: Workload, theta: Tensor) -> Executor:
+        """Make the executor.
+
+        Args:
+            workload: what the clients need.
+            theta: [p] parameters; their number and type are used.
+
+        Raises:
+            InvalidValueError: the executor does not support the workload's device.
+            MissingExtraError: Ray is not installed.
+        """
+        if callable(self.executor):
+            return self.executor(workload)
+        name, workers = self.executor, min(self.workers, len(workload.clients))
+        if name is None:
+            name = "serial" if workers == 1 or workload.device != "cpu" else "processes"
+        if name == "serial":
+            return SerialExecutor(workload)
+        if workload.device != "cpu":
+            allowed = f"supports CPUs only, not device = {workload.device!r}; choose serial"
+            raise InvalidValueError("training.executor", name, allowed)
+        if name == "processes":
+            return ProcessExecutor(workload, workers, theta.numel(), theta.dtype)
+        from noisewise.federation.ray_executor import RayExecutor
+
+        return RayExecutor(workload, workers, self.ray_address)
 
 
 def check_executor(name: str | None, ray_address: str | None) -> None:
-    """Refuse names that there are not, and an address that nobody would use."""
+    """Check an executor's name, and that an address belongs to Ray.
+
+    Raises:
+        InvalidValueError: the name is unknown, or the address is empty or belongs to no executor.
+    """
     if name is not None and name not in get_args(ExecutorName):
         allowed = "must be one of " + ", ".join(get_args(ExecutorName))
         raise InvalidValueError("training.executor", name, allowed)
     if ray_address is not None and name != "ray":
         raise InvalidValueError(
-            "training.ray_address", ray_address, 'needs training.executor = "ray"'
+            "training.ray_address", ray_address, 'requires training.executor = "ray"'
         )
     if ray_address is not None and not ray_address.strip():
         raise InvalidValueError(
-            "training.ray_address", ray_address, 'must be like "10.0.0.5:6379" or "auto"'
+            "training.ray_address",
+            ray_address,
+            'must be "auto" or an address such as "10.0.0.5:6379"',
         )

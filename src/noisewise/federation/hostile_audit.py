@@ -1,11 +1,12 @@
 """The hostile audit: search for parameters at which one record moves a clipped sum by more than c.
 
-A server chooses the parameters. If a record's gradient depends on the other records of a batch only
-by rounding, it can choose them so that rounding decides about whole gradients: with two
-proportional rows in one layer, the next one computes a difference that is 0 in exact arithmetic and
-pure rounding in float32, and a branch (ReLU, say) turns its sign into a gradient or none. The
-search builds such parameters for the layers of any model, changes the best of them at random, and
-looks at what one record more does to the sum, for several numbers and orders of records.
+A server chooses the parameters. If the rounding of a record's gradient depends on the other records
+of the batch, the server can choose parameters at which rounding decides about whole gradients. With
+two proportional rows in one layer, the next layer computes a difference that is 0 in exact
+arithmetic and a rounding error in float32; a branch such as ReLU turns its sign into a gradient or
+none. The search builds such parameters for the layers of any model, changes the best of them at
+random, and compares the clipped sums with and without one record, for several numbers and orders of
+records.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from noisewise.checks import positive_number
 from noisewise.training.engine import make_engine
 from noisewise.training.gradients import GradientEngine, Loss
 from noisewise.training.parameters import ParameterLayout
-from noisewise.training.synthetic import RecordForm, synthetic_records
+from noisewise.training.synthetic_records import RecordForm, synthetic_records
 
 __all__ = ["HostileResult", "hostile_search", "largest_change"]
 
 SIZES = (1, 3, 7, 15, 31, 35, 63, 131)
-"""Numbers of records to which one is added."""
+"""Numbers of records to which one record is added."""
 
 _CLIP = 1.0
 _PHYSICAL = 128
@@ -34,13 +35,13 @@ _PHYSICAL = 128
 
 @dataclass(frozen=True)
 class HostileResult:
-    """What the search found.
+    """Result of a search.
 
     Attributes:
         ratio: the largest change of a clipped sum by one record, divided by c.
-        trials: how many pairs of sums were compared.
-        above: how many of them differed by more than c.
-        records: the number of records, without the one more, at the largest change.
+        trials: number of pairs of sums that were compared.
+        above: number of pairs that differ by more than c.
+        records: number of records at the largest change, without the added one.
     """
 
     ratio: float
@@ -50,7 +51,7 @@ class HostileResult:
 
     @property
     def violated(self) -> bool:
-        """Whether one record moved a sum by more than c."""
+        """Whether one record changed a sum by more than c."""
         return self.ratio > 1.0
 
 
@@ -63,15 +64,18 @@ def hostile_search(
     seconds: float = 10.0,
     seed: int = 0,
 ) -> HostileResult:
-    """Search parameters and batches for the largest change by one record, on made-up records.
+    """Search parameters and batches of synthetic records for the largest change by one record.
 
     Args:
         model: whose gradients are attacked.
         loss: mean loss of a batch.
         form: of the records.
-        engine: computes the clipped sums; by default that of a deployed client.
+        engine: computes the clipped sums; by default the engine of a deployed client.
         seconds: how long to search.
         seed: of the search.
+
+    Raises:
+        InvalidValueError: ``seconds`` is not positive.
     """
     positive_number("seconds", seconds)
     engine = engine or make_engine(model, loss)
@@ -91,10 +95,11 @@ def hostile_search(
     for number in itertools.count():
         change = number % 3 == 2
         theta = _changed(best, generator) if change else _cancelling(layout, start, generator)
-        found = largest_change(engine, theta, records, generator)
-        worst = found if found.ratio > total.ratio else total
-        best = theta if worst is found else best
-        total = replace(worst, trials=total.trials + found.trials, above=total.above + found.above)
+        result = largest_change(engine, theta, records, generator)
+        worst = result if result.ratio > total.ratio else total
+        best = theta if worst is result else best
+        counts = {"trials": total.trials + result.trials, "above": total.above + result.above}
+        total = replace(worst, **counts)
         if time.monotonic() > deadline:
             break
     return total
@@ -106,19 +111,25 @@ def largest_change(
     records: tuple[Tensor, Tensor],
     generator: torch.Generator,
 ) -> HostileResult:
-    """What one record more does to a clipped sum, for every number of `SIZES`, in units of c.
+    """The largest change of a clipped sum by one more record, over all numbers of `SIZES`.
 
-    The record comes first, last or in the middle, and the others may change their order.
+    The added record comes first, last or in the middle, and the others may change their order.
+
+    Args:
+        engine: computes the clipped sums.
+        theta: [p] parameters.
+        records: inputs and targets.
+        generator: chooses records and their order.
     """
     result = HostileResult(0.0, 0, 0, 0)
     for size in SIZES:
         order = torch.randperm(len(records[0]), generator=generator)
-        others, more = order[1 : size + 1], order[:1]
+        others, added = order[1 : size + 1], order[:1]
         without = _sum(engine, theta, records, others)
-        place = int(torch.randint(size + 1, (), generator=generator))
+        position = int(torch.randint(size + 1, (), generator=generator))
         for index in (
-            torch.cat([others, more]),
-            torch.cat([others[:place], more, others[place:]]).flip(0),
+            torch.cat([others, added]),
+            torch.cat([others[:position], added, others[position:]]).flip(0),
         ):
             ratio = float((_sum(engine, theta, records, index) - without).norm()) / _CLIP
             larger = ratio > result.ratio
@@ -141,7 +152,7 @@ def _sum(
 
 
 def _cancelling(layout: ParameterLayout, start: Tensor, generator: torch.Generator) -> Tensor:
-    """Parameters with proportional rows in one layer whose difference the next one computes."""
+    """Parameters with proportional rows in one layer, whose difference the next layer computes."""
     theta = start.clone()
     parts = layout.unflatten(theta)
     matrices = [part for part in parts.values() if part.dim() > 1]
@@ -177,9 +188,9 @@ def _cancelling(layout: ParameterLayout, start: Tensor, generator: torch.Generat
 
 
 def _read_out(matrices: list[Tensor], second: Tensor, generator: torch.Generator) -> None:
-    """Let the layers behind ``second`` pass on what it computes."""
-    behind = [number for number, part in enumerate(matrices) if part is second]
-    for part in matrices[behind[0] + 1 :]:
+    """Let the layers after ``second`` pass on its outputs."""
+    positions = [number for number, part in enumerate(matrices) if part is second]
+    for part in matrices[positions[0] + 1 :]:
         small = 2.0 ** _integer(-6, 2, generator)
         if not bool(part.any()):
             rows = min(part.shape[0], part.shape[1])
@@ -188,7 +199,7 @@ def _read_out(matrices: list[Tensor], second: Tensor, generator: torch.Generator
 
 
 def _changed(theta: Tensor, generator: torch.Generator) -> Tensor:
-    """The same parameters with a few values zeroed, scaled or exchanged."""
+    """The same parameters with a few values set to 0, or with values scaled."""
     theta = theta.clone()
     kind = _integer(0, 3, generator)
     index = torch.randint(len(theta), (max(1, len(theta) // 50),), generator=generator)

@@ -1,10 +1,11 @@
-"""`LockStep`: several simulations of one seed side by side, their clients trained together.
+"""`in_lock_step`: several simulations with one seed side by side, whose clients train together.
 
-A study compares many methods and learning rates under the same seed, and each client then draws the
-same samples and the same normals in all of them. For softmax regression, whose steps cost little
-more than drawing them, ten runs in lock step take about as long as two.
+A study compares many methods and learning rates under the same seed. Each client then draws the
+same samples and the same normals in all runs. A step of a head (see `training.heads`) takes little
+more time than these draws, so ten runs in lock step take about as long as two. Models other than
+heads are computed one run after the other.
 
-    in_lock_step([lambda make: simulate(..., executor=make), ...])
+    in_lock_step([lambda make: simulate(prepared, execution=Execution(executor=make)), ...])
 """
 
 from __future__ import annotations
@@ -17,135 +18,166 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
+from noisewise.checks import positive_int
 from noisewise.data.datasets import Examples
 from noisewise.federation.evaluation import Scores
 from noisewise.federation.executors import SerialExecutor, Workload
-from noisewise.federation.identity import add_records
+from noisewise.federation.fingerprint import add_records
 from noisewise.randomness import SeededRandom
-from noisewise.training.engine.linear import is_linear
+from noisewise.training.heads import HeadRecords, head_outputs, head_updates, paired_key
 from noisewise.training.local import TensorData, per_step
-from noisewise.training.paired import FlatRecords, paired_key, paired_linear_updates
 
-__all__ = ["LockStep", "MakeExecutor", "Seat", "in_lock_step"]
+__all__ = ["MakeExecutor", "in_lock_step"]
 
 Result = TypeVar("Result")
-
-
-@dataclass
-class _Request:
-    """What one run asks for in a round, and what it gets."""
-
-    executor: _SeatedExecutor
-    theta: Tensor
-    round_number: int
-    members: Sequence[int]
-    updates: list[Tensor] | None = None
-    error: Exception | None = None
-
-
-class LockStep:
-    """The table at which runs wait for each other; each takes a seat before any of them starts."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._seated = 0
-        self._waiting: list[_Request] = []
-        self._data: dict[str, tuple[TensorData, FlatRecords]] = {}
-        self._scored: dict[tuple[str, str], tuple[TensorData, TensorData]] = {}
-
-    def join(self) -> Seat:
-        """A seat for one run. Runs compute when everyone who is seated waits."""
-        with self._changed:
-            self._seated += 1
-        return Seat(self)
-
-    def _leave(self) -> None:
-        with self._changed:
-            self._seated -= 1
-            self._serve()
-
-    def _updates(self, request: _Request) -> list[Tensor]:
-        with self._changed:
-            self._waiting.append(request)
-            self._serve()
-            while request.updates is None and request.error is None:
-                self._changed.wait()
-        if request.error is not None:
-            raise request.error
-        assert request.updates is not None
-        return request.updates
-
-    def _serve(self) -> None:
-        """Compute for everyone once nobody is missing; the lock is held."""
-        if not self._waiting or len(self._waiting) < self._seated:
-            return
-        requests, self._waiting = self._waiting, []
-        try:
-            _compute(requests)
-        except Exception as error:
-            for request in requests:
-                request.error = error
-        self._changed.notify_all()
-
-
-class Seat:
-    """One run's place; leaving it lets the others go on."""
-
-    def __init__(self, table: LockStep) -> None:
-        self._table, self._taken = table, True
-
-    def executor(self, workload: Workload) -> SerialExecutor:
-        """For `simulate(executor=...)`."""
-        return _SeatedExecutor(workload, self._table)
-
-    def leave(self) -> None:
-        """Get up, whether the run ended well or not; a second time does nothing."""
-        if self._taken:
-            self._taken = False
-            self._table._leave()
-
-    def __enter__(self) -> Seat:
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self.leave()
-
-
+Answer = TypeVar("Answer")
 MakeExecutor = Callable[[Workload], SerialExecutor]
+"""(workload) -> the executor that a run in lock step must use."""
+Task = tuple[int, int]
+"""(position of a request, position of a client)"""
 
 
-def in_lock_step(plays: Sequence[Callable[[MakeExecutor], Result]]) -> list[Result]:
-    """Call each with the executor that its run must use, all side by side.
+def in_lock_step(
+    runs: Sequence[Callable[[MakeExecutor], Result]], *, workers: int = 1
+) -> list[Result]:
+    """Call several functions side by side, each with the executor that its run must use.
+
+    Runs that share their clients' records need the memory of one: prepare them with the same
+    ``setup`` (see `noisewise.experiments.prepare.prepare`).
+
+    Args:
+        runs: each trains one run, for example with `simulate`.
+        workers: number of threads that clients are spread over. The results do not depend on it.
 
     Returns:
-        The results, in order. If some fail, the others go on to their end, and the first error is
-        raised then.
+        The results, in order. If a run fails, the others continue to their end; then the first
+        error is raised.
+
+    Raises:
+        InvalidValueError: ``workers`` is not a positive integer.
     """
-    table = LockStep()
-    seats = [table.join() for _ in plays]
-
-    def play(number: int) -> Result:
-        with seats[number] as seat:
-            return plays[number](seat.executor)
-
-    if not plays:
+    positive_int("workers", workers)
+    if not runs:
         return []
-    with ThreadPoolExecutor(len(plays)) as pool:
-        futures = [pool.submit(play, number) for number in range(len(plays))]
+    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as threads:
+        barrier = _Barrier(len(runs), threads)
+
+        def train(number: int, run: Callable[[MakeExecutor], Result]) -> Result:
+            try:
+                return run(lambda workload: _BarrierExecutor(workload, barrier, number))
+            finally:
+                barrier.leave()
+
+        with ThreadPoolExecutor(len(runs)) as pool:
+            futures = [pool.submit(train, number, run) for number, run in enumerate(runs)]
     return [future.result() for future in futures]
 
 
-class _SeatedExecutor(SerialExecutor):
-    """Trains with the others at the table; scaled records are the table's, not each run's."""
+@dataclass(eq=False)
+class _Request:
+    """What one run needs; ``answer`` or ``error`` is the reply.
 
-    def __init__(self, workload: Workload, table: LockStep) -> None:
+    The answer is a list with one tensor for each member: its update [p] in a round, or the outputs
+    [n, k] of ``theta`` for its held-out and then its training records if there is no round number.
+    """
+
+    executor: _BarrierExecutor
+    theta: Tensor
+    round_number: int | None
+    members: Sequence[int]
+    answer: list[Tensor] | None = None
+    error: Exception | None = None
+
+
+class _Barrier:
+    """Where runs wait for each other: requests are computed once all runs wait.
+
+    Args:
+        n_runs: number of runs; a run that ends must call `leave`.
+        threads: compute the clients.
+
+    Attributes:
+        changed: the condition whose lock guards all other attributes.
+        training_data: scaled training records, which all runs share.
+        head_records: the same for the closed form of heads.
+        scoring_data: scaled records of evaluations, which all runs share.
+    """
+
+    def __init__(self, n_runs: int, threads: ThreadPoolExecutor) -> None:
+        self.changed = threading.Condition()
+        self.training_data: dict[str, TensorData] = {}
+        self.head_records: dict[object, HeadRecords | None] = {}
+        self.scoring_data: dict[object, tuple[TensorData, TensorData]] = {}
+        self._digests: dict[int, tuple[Examples, str]] = {}
+        self._n_runs = n_runs
+        self._threads = threads
+        self._waiting: list[_Request] = []
+
+    def digest(self, examples: Examples) -> str:
+        """A hash that is equal for equal records; computed once for each object."""
+        with self.changed:
+            if id(examples) not in self._digests:
+                digest = hashlib.sha256(repr(examples.inputs.shape).encode())
+                add_records(digest, examples)
+                # The object is kept: otherwise another one could get its id.
+                self._digests[id(examples)] = examples, digest.hexdigest()
+            return self._digests[id(examples)][1]
+
+    def leave(self) -> None:
+        """Let the other runs continue without this one, whether or not it succeeded."""
+        with self.changed:
+            self._n_runs -= 1
+            self._compute_if_all_wait()
+
+    def ask(self, request: _Request) -> list[Tensor]:
+        """Wait until all runs have a request; returns the answer to this one."""
+        with self.changed:
+            self._waiting.append(request)
+            self._compute_if_all_wait()
+            while request.answer is None and request.error is None:
+                self.changed.wait()
+        if request.error is not None:
+            raise request.error
+        assert request.answer is not None
+        return request.answer
+
+    def _compute_if_all_wait(self) -> None:
+        """Compute requests once every run has one; the caller holds the lock.
+
+        Evaluations come first: a run that evaluates would otherwise fall a round behind.
+        """
+        if not self._waiting or len(self._waiting) < self._n_runs:
+            return
+        evaluations = [request for request in self._waiting if request.round_number is None]
+        # In the order of the runs, not of their arrival: a product rounds a run by its position.
+        requests = sorted(evaluations or self._waiting, key=lambda request: request.executor.number)
+        self._waiting = [request for request in self._waiting if request not in requests]
+        try:
+            _answer(requests, self._threads)
+        except Exception as error:
+            for request in requests:
+                request.error = error
+        self.changed.notify_all()
+
+
+class _BarrierExecutor(SerialExecutor):
+    """Trains its clients together with those of the other runs at the barrier.
+
+    Args:
+        workload: what the run's clients need.
+        barrier: of all runs.
+        number: position of the run.
+    """
+
+    def __init__(self, workload: Workload, barrier: _Barrier, number: int) -> None:
         super().__init__(workload)
-        self._table = table
-        self.fits = is_linear(workload.model, workload.loss) and workload.device == "cpu"
+        self._barrier, self.number = barrier, number
         self.digests = [
-            (_digest(client.data.train), _digest(client.data.test)) for client in workload.clients
+            (barrier.digest(client.data.train), barrier.digest(client.data.test))
+            for client in workload.clients
         ]
 
     @property
@@ -154,87 +186,104 @@ class _SeatedExecutor(SerialExecutor):
         return self._workload
 
     def _training_data(self, member: int) -> TensorData:
-        return self._records(member)[0]
+        cache, digest = self._barrier.training_data, self.digests[member][0]
+        if digest not in cache:
+            cache[digest] = super()._training_data(member)
+        return cache[digest]
 
-    def flat_records(self, member: int) -> FlatRecords:
-        """A client's records, for training with others."""
-        return self._records(member)[1]
+    def head_records(self, member: int) -> HeadRecords | None:
+        """See `SerialExecutor`; runs with equal records share them."""
+        cache, key = self._barrier.head_records, (self.head, self.digests[member][0])
+        if key not in cache:
+            cache[key] = super().head_records(member)
+        return cache[key]
 
-    def _records(self, member: int) -> tuple[TensorData, FlatRecords]:
-        known, digest = self._table._data, self.digests[member][0]
-        if digest not in known:
-            data = super()._training_data(member)
-            known[digest] = data, FlatRecords.of(data)
-        return known[digest]
-
-    def _scoring_data(self, member: int) -> tuple[TensorData, TensorData]:
-        known, digests = self._table._scored, self.digests[member]
-        if digests not in known:
-            known[digests] = super()._scoring_data(member)
-        return known[digests]
-
-    def alone(self, theta: Tensor, round_number: int, member: int) -> Tensor:
-        """The update of one client, without the others."""
-        return super().update(theta, round_number, member)
+    def scoring_data(self, member: int) -> tuple[TensorData, TensorData]:
+        """See `SerialExecutor`; runs with equal records share them."""
+        key = self.digests[member], self._workload.loss_records
+        cache = self._barrier.scoring_data
+        if key not in cache:
+            cache[key] = super().scoring_data(member)
+        return cache[key]
 
     def updates(self, theta: Tensor, round_number: int, members: Sequence[int]) -> list[Tensor]:
         """See `Executor`."""
-        return self._table._updates(_Request(self, theta, round_number, members))
+        return self._barrier.ask(_Request(self, theta, round_number, members))
 
     def evaluate(self, theta: Tensor) -> list[Scores]:
-        """See `Executor`; one run at a time, since they share the records."""
-        with self._table._changed:
-            return super().evaluate(theta)
+        """See `Executor`; the runs' outputs are computed together if they are those of heads."""
+        members = range(len(self._workload.clients))
+        with self._barrier.changed:  # one run at a time, because runs share records
+            if self.head is None or any(self.head_records(m) is None for m in members):
+                return super().evaluate(theta)
+        outputs = self._barrier.ask(_Request(self, theta, None, members))
+        return [
+            self._evaluator.of_outputs(both, self.scoring_data(member))
+            for member, both in zip(members, outputs, strict=True)
+        ]
 
 
-def _digest(examples: Examples) -> str:
-    """Equal for equal records."""
-    digest = hashlib.sha256(repr(examples.inputs.shape).encode())
-    add_records(digest, examples)
-    return digest.hexdigest()
-
-
-def _compute(requests: list[_Request]) -> None:
-    """Updates for all requests: tasks that share records and randomness in one go."""
-    found: dict[tuple[int, int], Tensor] = {}
-    groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
+def _answer(requests: list[_Request], threads: ThreadPoolExecutor) -> None:
+    """Compute all requests; tasks with equal records and randomness together."""
+    answers: dict[Task, Tensor] = {}
+    groups: dict[object, list[Task]] = defaultdict(list)
     for number, request in enumerate(requests):
-        work = request.executor.workload
         for member in request.members:
-            if not request.executor.fits:
-                theta = request.theta
-                found[number, member] = request.executor.alone(theta, request.round_number, member)
-                continue
-            key = (
-                work.seed,
-                request.round_number,
-                work.clients[member].spec.id,
-                request.executor.digests[member][0],
-                paired_key(work.plans[member]),
-                request.theta.shape,
-            )
-            groups[key].append((number, member))
-    for tasks in groups.values():
-        for task, update in zip(tasks, _group(requests, tasks), strict=True):
-            found[task] = update
+            if request.executor.head_records(member) is None:
+                assert request.round_number is not None
+                update = request.executor.update(request.theta, request.round_number, member)
+                answers[number, member] = update
+            else:
+                groups[_group(request, member)].append((number, member))
+    compute = _outputs_together if requests[0].round_number is None else _train_together
+    tasks = list(groups.values())
+    computed = threads.map(lambda group: compute(requests, group), tasks)
+    for group, tensors in zip(tasks, computed, strict=True):
+        answers.update(zip(group, tensors, strict=True))
     for number, request in enumerate(requests):
-        request.updates = [found[number, member] for member in request.members]
+        request.answer = [answers[number, member] for member in request.members]
 
 
-def _group(requests: list[_Request], tasks: list[tuple[int, int]]) -> list[Tensor]:
+def _group(request: _Request, member: int) -> object:
+    """Tasks with equal values are computed together."""
+    executor, work = request.executor, request.executor.workload
+    if request.round_number is None:
+        return executor.head, executor.digests[member], work.loss_records
+    client, plan = work.clients[member], work.plans[member]
+    randomness = work.seed, request.round_number, client.spec.id
+    return executor.head, randomness, executor.digests[member][0], paired_key(plan)
+
+
+def _train_together(requests: list[_Request], tasks: list[Task]) -> list[Tensor]:
+    """The updates of tasks that share records and randomness."""
     number, member = tasks[0]
-    first = requests[number]
+    executor, round_number = requests[number].executor, requests[number].round_number
+    head, records = executor.head, executor.head_records(member)
+    assert head is not None
+    assert records is not None
+    assert round_number is not None
     works = [requests[run].executor.workload for run, _ in tasks]
     plans = [work.plans[position] for work, (_, position) in zip(works, tasks, strict=True)]
-    updates = paired_linear_updates(
+    updates = head_updates(
+        head,
         [requests[run].theta for run, _ in tasks],
-        int(list(first.executor.workload.model.parameters())[-1].numel()),
-        first.executor.flat_records(member),
+        records,
         plans,
         [work.learning_rate for work in works],
-        SeededRandom(works[0].seed, first.round_number, works[0].clients[member].spec.id),
+        SeededRandom(works[0].seed, round_number, works[0].clients[member].spec.id),
     )
     return [
         per_step(update, plan) if work.normalise else update
         for update, work, plan in zip(updates, works, plans, strict=True)
     ]
+
+
+def _outputs_together(requests: list[_Request], tasks: list[Task]) -> list[Tensor]:
+    """The outputs of tasks that share records: for the held-out records, then for the others."""
+    number, member = tasks[0]
+    executor = requests[number].executor
+    assert executor.head is not None
+    thetas = [requests[run].theta for run, _ in tasks]
+    test, train = executor.scoring_data(member)
+    outputs = [head_outputs(executor.head, thetas, data.inputs) for data in (test, train)]
+    return list(torch.cat(outputs, 1))

@@ -1,8 +1,8 @@
 """`RayExecutor`: the clients of a round as tasks of a Ray cluster, here or elsewhere.
 
-A Ray cluster runs whatever code it is sent and sends Python objects between its own machines: use
-one of your own, behind your own walls. Machines of one kind give results that are bit-identical to
-the serial ones.
+A Ray cluster runs any code that is sent to it, and sends Python objects between its machines: use
+only a cluster of your own in a network of your own. If all machines have the same kind of
+processor, the results are bit-identical to those of the serial executor.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ __all__ = ["RayExecutor"]
 
 
 def _import_ray() -> Any:
-    # A tool for privacy does not report its use to anyone unless asked to.
+    # No usage reports to Ray's developers unless the user turns them on.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it warns at every start
+    os.environ.setdefault(
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+    )  # otherwise Ray warns at every start
     try:
         return importlib.import_module("ray")
     except ImportError as error:
@@ -43,12 +45,12 @@ def _import_ray() -> Any:
         ) from error
 
 
-_run: str = ""  # in a worker: the run that it works for
-_clients: dict[str, SerialExecutor] = {}  # in a worker: an executor for each client it has met
+_run: str = ""  # in a worker: the run of the last task
+_clients: dict[str, SerialExecutor] = {}  # in a worker: an executor for each client of that run
 
 
 def _executor(run: str, shared: Workload, client: Client, plan: LocalPlan) -> SerialExecutor:
-    """The worker's executor for one client, which keeps the client's scaled records."""
+    """The worker's executor for one client; it keeps the client's scaled records."""
     global _run
     if run != _run:
         torch.set_num_threads(1)
@@ -74,41 +76,41 @@ def _score(run: str, shared: Workload, client: Client, plan: LocalPlan, theta: A
 
 
 def _tensor(array: Any) -> Tensor:
-    """A view of an array of the object store, which nobody may write to."""
+    """A tensor view of an array in the object store, which is read-only."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable.*")
         return torch.from_numpy(array)
 
 
-def _knock(address: str) -> None:
-    """Fail within seconds where nobody listens; Ray itself would try for minutes."""
+def _check_address(address: str) -> None:
+    """Raise an `OSError` within seconds if nothing listens there; Ray would try for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host, int(port)), timeout=5).close()
 
 
 class RayExecutor:
-    """Clients spread over the workers of a Ray cluster, each on one processor and one thread.
+    """Spreads clients over the workers of a Ray cluster, each on one CPU and one thread.
 
-    Records are put into the object store once, when the run starts. No task is ever retried by
-    Ray (``max_retries=0``): a deployed client would spend its budget twice. A worker that dies is
-    reported, and what it was doing is done again by us: see `until_done`.
+    Records are put into the object store once, when the run starts. Ray never retries a task
+    (``max_retries=0``): a deployed client would spend its budget twice. A worker that dies is
+    logged, and its members are computed again: see `until_done`.
 
     Args:
         workload: what the clients need.
-        workers: processors of a cluster that is started here.
+        workers: number of CPUs of a cluster that is started here.
         address: of a running cluster; None starts one here, which `close` ends.
 
     Raises:
         MissingExtraError: Ray is not installed.
-        InvalidValueError: nobody answers at the address.
+        InvalidValueError: there is no cluster at the address.
     """
 
     def __init__(self, workload: Workload, workers: int, address: str | None = None) -> None:
         ray = self._ray = _import_ray()
         self._workload = workload
-        self._ours = not ray.is_initialized()
-        if self._ours:
+        self._connected_here = not ray.is_initialized()
+        if self._connected_here:
             self._connect(positive_int("workers", workers), address)
         options = {"num_cpus": 1, "max_retries": 0}
         self._tasks = {task: ray.remote(**options)(task) for task in (_update, _score)}
@@ -119,8 +121,8 @@ class RayExecutor:
     def _connect(self, workers: int, address: str | None) -> None:
         quiet = {"log_to_driver": False, "logging_level": "error"}
         if address is None:
-            # "local" even where RAY_ADDRESS is set: that variable is not our config. The workers
-            # find modules, a user's own parts too, where this process finds them.
+            # "local" also if RAY_ADDRESS is set: that variable is not part of our config. With
+            # this path, workers import the same modules as this process, also a user's own.
             path = os.pathsep.join(filter(None, sys.path))
             self._ray.init(
                 address="local",
@@ -131,7 +133,7 @@ class RayExecutor:
             )
             return
         try:
-            _knock(address)
+            _check_address(address)
             self._ray.init(address=address, **quiet)
         except (OSError, ValueError, RuntimeError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -141,35 +143,33 @@ class RayExecutor:
 
     def updates(self, theta: Tensor, round_number: int, members: Sequence[int]) -> list[Tensor]:
         """See `Executor`."""
-        found = self._all(_update, theta, members, f"round {round_number}", round_number)
-        return [torch.from_numpy(found[member].copy()).to(theta.device) for member in members]
+        updates = self._all(_update, theta, members, f"round {round_number}", round_number)
+        return [torch.from_numpy(update.copy()).to(theta.device) for update in updates]
 
     def evaluate(self, theta: Tensor) -> list[Scores]:
         """See `Executor`."""
-        everyone = range(len(self._workload.clients))
-        found = self._all(_score, theta, everyone, "an evaluation")
-        return [found[member] for member in everyone]
+        return self._all(_score, theta, range(len(self._workload.clients)), "an evaluation")
 
     def _all(
         self, task: Callable[..., Any], theta: Tensor, members: Sequence[int], what: str, *more: int
-    ) -> dict[int, Any]:
-        """The answers of a task for all members, whoever dies meanwhile."""
+    ) -> list[Any]:
+        """The answers of a task for all members, whichever workers die."""
         ray, plans = self._ray, self._workload.plans
         remote, parameters = self._tasks[task], ray.put(theta.cpu().numpy())
-        found: dict[int, Any] = {}
         errors = ray.exceptions
         deaths = (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError)
 
-        def attempt(some: list[int]) -> list[int]:
-            sent = {
+        def attempt(missing: list[int]) -> dict[int, Any]:
+            references = {
                 member: remote.remote(
                     self._run, self._shared, self._clients[member], plans[member], parameters, *more
                 )
-                for member in longest_first(self._workload, some)
+                for member in longest_first(self._workload, missing)
             }
-            for member, reference in sent.items():
+            answers: dict[int, Any] = {}
+            for member, reference in references.items():
                 try:
-                    found[member] = ray.get(reference)
+                    answers[member] = ray.get(reference)
                 except deaths:
                     continue
                 except errors.RayTaskError as error:
@@ -179,13 +179,12 @@ class RayExecutor:
                             f"installed on the cluster? {str(error.cause).splitlines()[0]}"
                         ) from error
                     raise error.cause from error
-            return [member for member in some if member not in found]
+            return answers
 
-        until_done(attempt, self._workload, members, what)
-        return found
+        return until_done(attempt, self._workload, members, what)
 
     def close(self) -> None:
-        """End the cluster that was started here, or leave the one that was there before."""
+        """End the cluster that was started here, or disconnect from a running one."""
         self._clients, self._shared = [], None
-        if self._ours:
+        if self._connected_here:
             self._ray.shutdown()

@@ -1,4 +1,4 @@
-"""What a run leaves behind: a record for each round and a result for the whole, as plain JSON."""
+"""The results of a run: a record for each round and a summary of the whole run, as JSON."""
 
 from __future__ import annotations
 
@@ -7,127 +7,99 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, cast
 
 import numpy as np
 
+from noisewise.aggregation.base import Disclosure
 from noisewise.errors import InvalidValueError
-from noisewise.federation.claims import Declaration, read_declaration
+from noisewise.privacy.declaration import Declaration, read_declaration
 
 __all__ = [
-    "AttackRow",
-    "ClientRow",
+    "ClientFacts",
     "RoundRecord",
     "RunResult",
+    "RunSettings",
     "Status",
     "load_result",
     "load_run",
     "read_record",
-    "to_json",
 ]
 
 Status = Literal["finished", "diverged", "budgets_spent", "no_updates", "unfinished"]
 
-# What reading JSON of another shape raises.
+# Exceptions when JSON of another shape is read.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
-def _plain(value: Any) -> Any:
-    """Numbers that JSON knows: what is not finite becomes null."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, np.ndarray)):
-        return [_plain(item) for item in value]
-    if isinstance(value, (float, np.floating)):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, np.integer):
-        return int(value)
-    return value
+class ClientFacts(TypedDict, total=False):
+    """What a result says about one client, as it is in ``result.json``.
 
-
-def to_json(value: Any, *, indent: int | None = None) -> str:
-    """JSON text with null for numbers that are not finite; the same input gives the same bytes."""
-    return json.dumps(_plain(value), indent=indent, sort_keys=True, allow_nan=False)
-
-
-@dataclass(frozen=True)
-class ClientRow:
-    """One client of a population as a report shows it.
-
-    Attributes:
-        id: its name.
-        n_examples: N.
-        batch_size: b.
-        epsilon: its budget.
-        steps_per_round: E_i.
-        noise_multiplier: z.
-        noise_variance: sigma^2, the noise energy of one update.
-        oracle_weight: what perfect knowledge of all sigma^2 would give it.
+    A simulation has all fields but ``declared``. Of a real site there is ``declared`` only: the
+    site's `Declaration` as a mapping, or None.
     """
 
     id: str
     n_examples: int
     batch_size: int
+    local_epochs: int
     epsilon: float
-    steps_per_round: int
+    delta: float
+    reported_epsilon: float | None
+    planned_epsilon: float | None
     noise_multiplier: float
-    noise_variance: float
-    oracle_weight: float
+    sample_rate: float
+    steps_per_round: int
+    planned_rounds: int
+    declared: Mapping[str, Any] | None
 
 
-@dataclass(frozen=True)
-class AttackRow:
-    """One method under one attack.
+class RunSettings(TypedDict, total=False):
+    """Settings of a run, as they are in ``result.json``.
 
-    Attributes:
-        method: label.
-        attack: its name, or ``no attack``.
-        attackers: how many.
-        weight: of all attackers together, mean over rounds.
-        accuracy: of the last round, mean over clients.
-        without_attack: the same for the method left alone.
-        breaks_policy: whether no honest client could have sent the update.
-        diverged: whether the run left the finite numbers.
-        honest_refused: how many updates of honest clients were dropped, over all rounds.
+    Both kinds of runs have ``rounds``, ``learning_rate`` (of the clients' local steps) and
+    ``participation``. ``server_rate`` is "auto" if `AutoSteps` sets the server's steps. A
+    simulation adds its other `TrainingSettings`, ``clip_norm`` and ``accountant``; a server adds
+    ``min_clients`` and ``noise_floor``.
     """
 
-    method: str
-    attack: str
-    attackers: int
-    weight: float
-    accuracy: float
-    without_attack: float
-    breaks_policy: bool
-    diverged: bool
-    honest_refused: int = 0
-
-    @property
-    def loss(self) -> float:
-        """Accuracy that the attack cost."""
-        return self.without_attack - self.accuracy
+    rounds: int
+    learning_rate: float
+    server_rate: Literal["auto"]
+    participation: float
+    evaluate_every: int
+    physical_batch: int
+    device: str
+    loss_records: int
+    clip_norm: float | None
+    accountant: str
+    min_clients: int
+    noise_floor: float | None
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round as the simulator saw it; the server saw far less.
+    """What happened in one round. A server knows only some of the fields.
 
     Attributes:
         round: counted from 1.
         weights: aggregation weight of each client whose update was used.
-        dropped: why other participants' updates were not used.
-        noise_estimate: the server's estimate of each update's noise energy, where it made one.
-        noise_converged: whether the server trusts its estimate.
-        true_noise: closed-form noise energy of each update.
-        aggregate_noise: noise energy of the new global model's change; None where the aggregate is
-            not a weighted sum (PFA).
-        oracle_noise: the least that weights could have reached with every client's own budget.
-        epsilon_spent: by each client of the federation so far; None without privacy.
-        signal_share: signal-to-noise ratio of the aggregate over the best attainable (see
-            `noisewise.noise.variance.signal_share`), from the true noise; None as above.
-        accuracy: of each client's held-out records; None where the round was not evaluated.
-        train_loss: of each client's training records.
-        noised_accuracy: in a real federation, what sites that chose to tell of their accuracy, each
-            with noise of its own; None where nobody was asked.
+        dropped: why updates of other clients were not used.
+        noise_estimate: the server's estimate of each update's noise energy, if it made one.
+        noise_converged: whether the estimator converged.
+        true_noise: closed-form noise energy of each update; simulator only.
+        aggregate_noise: noise energy of the change of the global model; simulator only, and None if
+            the aggregate is not a weighted sum (PFA).
+        oracle_noise: the smallest noise energy that any weights reach with every client's own
+            budget; simulator only.
+        epsilon_spent: by each client so far, None without privacy; simulator only.
+        signal_share: signal-to-noise ratio of the aggregate divided by the best one (see
+            `noisewise.noise.variance.signal_share`); None as for ``aggregate_noise``.
+        accuracy: on each client's held-out records, or on a server's public records; None if the
+            round was not evaluated.
+        train_loss: on each client's training records; simulator only.
+        noised_accuracy: the accuracies that sites of a real federation chose to send, each with
+            noise of its own; None if the server did not ask.
     """
 
     round: int
@@ -135,10 +107,10 @@ class RoundRecord:
     dropped: Mapping[str, str]
     noise_estimate: Mapping[str, float] | None
     noise_converged: bool | None
-    true_noise: Mapping[str, float]
-    aggregate_noise: float | None
-    oracle_noise: float | None
-    epsilon_spent: Mapping[str, float | None]
+    true_noise: Mapping[str, float] = field(default_factory=dict)
+    aggregate_noise: float | None = None
+    oracle_noise: float | None = None
+    epsilon_spent: Mapping[str, float | None] = field(default_factory=dict)
     accuracy: Mapping[str, float] | None = None
     train_loss: Mapping[str, float] | None = None
     signal_share: float | None = None
@@ -151,29 +123,29 @@ class RoundRecord:
 
     @property
     def changed(self) -> bool:
-        """Whether the round's updates moved the model."""
+        """Whether the round's updates changed the model."""
         return bool(self.weights)
 
     @property
     def mean_noised_accuracy(self) -> float:
-        """Mean over the sites that told; NaN where none did."""
-        told = list((self.noised_accuracy or {}).values())
-        return float(np.mean(told)) if told else math.nan
+        """Mean over the sites that sent one; NaN if none did."""
+        accuracies = list((self.noised_accuracy or {}).values())
+        return float(np.mean(accuracies)) if accuracies else math.nan
 
     @property
     def mean_accuracy(self) -> float:
-        """Mean over clients; NaN where the round was not evaluated."""
+        """Mean over clients; NaN if the round was not evaluated."""
         return math.nan if self.accuracy is None else float(np.mean(list(self.accuracy.values())))
 
     @property
     def mean_train_loss(self) -> float:
-        """Mean over clients; NaN where unknown or not finite."""
+        """Mean over clients; NaN if unknown or not finite."""
         losses = [] if self.train_loss is None else list(self.train_loss.values())
         return float(np.mean(losses)) if losses else math.nan
 
     @property
     def noise_ratio(self) -> float:
-        """Noise of the aggregate over the oracle's: 1 is perfect, 0 is no noise at all."""
+        """Noise of the aggregate divided by the oracle's: 1 is the best, 0 means no noise."""
         if self.aggregate_noise == 0:
             return 0.0
         if self.aggregate_noise is None or not self.oracle_noise:
@@ -191,37 +163,49 @@ class RunResult:
         status: ``finished``, ``diverged`` (parameters or loss became NaN or infinite),
             ``budgets_spent`` (no client was left to take part), ``no_updates`` (the run ended and
             no round changed the model: there is no trained model) or ``unfinished`` (the run has
-            not ended).
+            not ended, or can be resumed).
         rounds: the records, in order.
-        clients: settings of each client by id: n_examples, batch_size, epsilon, delta, ...
+        clients: what is known about each client, by id.
         guarantee: overall (epsilon, delta) of the run, None without privacy.
         settings: learning rate, rounds, accountant and so on.
-        needs: what the server had to be told.
+        needs: what the method's server must know about the clients besides their updates.
+        deployed: whether this is a server's record of real sites, about which it knows their
+            updates only. Accuracy is then that of the server's own public records.
+        shares_model: False if every client trained a model of its own (`Alone`); the accuracy of a
+            client is then that of its own model, and every weight is 1.
+        version: of the format of ``result.json``.
     """
 
     method: str
     seed: int
     status: Status
     rounds: tuple[RoundRecord, ...]
-    clients: Mapping[str, Mapping[str, Any]]
+    clients: Mapping[str, ClientFacts]
     guarantee: Mapping[str, float] | None
-    settings: Mapping[str, Any]
+    settings: RunSettings
     needs: tuple[str, ...] = ()
-    version: int = field(default=1)
+    deployed: bool = False
+    shares_model: bool = True
+    version: int = 1
 
     @property
-    def deployed(self) -> bool:
-        """Whether this is a server's record of real sites, of which it knows no more than updates.
+    def is_reference(self) -> bool:
+        """Whether it is for comparison only: no privacy, no common model, or the true noise."""
+        known = Disclosure.TRUE_VARIANCE.value in self.needs
+        return known or not self.shares_model or (self.guarantee is None and not self.deployed)
 
-        Accuracy is then that of the server's own public records.
-        """
-        return bool(self.settings.get("deployed", False))
+    @property
+    def own_budgets(self) -> bool:
+        """Whether every client planned with its own epsilon, not with a smaller one of others."""
+        return all(c.get("planned_epsilon") == c.get("epsilon") for c in self.clients.values())
 
     @property
     def declarations(self) -> Mapping[str, Declaration]:
-        """What sites of a real federation declare, by client id; no server checked it."""
-        fields = {client: known.get("declared") for client, known in self.clients.items()}
-        return {client: read_declaration(told) for client, told in fields.items() if told}
+        """What sites of a real federation declare, by client id; the server did not check it."""
+        fields = {client: facts.get("declared") for client, facts in self.clients.items()}
+        return {
+            client: read_declaration(declared) for client, declared in fields.items() if declared
+        }
 
     @property
     def rounds_changed(self) -> int:
@@ -230,7 +214,7 @@ class RunResult:
 
     @property
     def last_evaluated(self) -> RoundRecord | None:
-        """The last round with an evaluation."""
+        """The last round that was evaluated."""
         return next((r for r in reversed(self.rounds) if r.accuracy is not None), None)
 
     @property
@@ -240,30 +224,29 @@ class RunResult:
         return math.nan if last is None else last.mean_accuracy
 
     @property
+    def _accuracies(self) -> Mapping[str, float]:
+        last = self.last_evaluated
+        return {} if last is None or last.accuracy is None else last.accuracy
+
+    @property
     def accuracy_spread(self) -> float:
         """Standard deviation of the clients' accuracies: the paper's fairness."""
-        last = self.last_evaluated
-        if last is None or last.accuracy is None:
-            return math.nan
-        return float(np.std(list(last.accuracy.values())))
+        scores = list(self._accuracies.values())
+        return float(np.std(scores)) if scores else math.nan
 
     @property
     def worst_tenth_accuracy(self) -> float:
         """Mean accuracy of the worst tenth of the clients (at least one)."""
-        last = self.last_evaluated
-        if last is None or last.accuracy is None:
-            return math.nan
-        scores = sorted(last.accuracy.values())
-        return float(np.mean(scores[: math.ceil(len(scores) / 10)]))
+        scores = sorted(self._accuracies.values())
+        return float(np.mean(scores[: math.ceil(len(scores) / 10)])) if scores else math.nan
 
     @property
     def smallest_client_accuracy(self) -> float:
-        """Accuracy of the client with the fewest training records."""
-        last = self.last_evaluated
-        if last is None or last.accuracy is None or self.deployed:
+        """Accuracy of the client with the fewest training records; NaN for real sites."""
+        if not self._accuracies or self.deployed:
             return math.nan
         smallest = min(self.clients, key=lambda client: self.clients[client]["n_examples"])
-        return last.accuracy[smallest]
+        return self._accuracies[smallest]
 
     @property
     def train_loss(self) -> float:
@@ -273,13 +256,13 @@ class RunResult:
 
     @property
     def noise_ratio(self) -> float:
-        """Mean over rounds of the aggregate's noise over the oracle's."""
+        """Mean over rounds of the aggregate's noise divided by the oracle's."""
         ratios = [r.noise_ratio for r in self.rounds if math.isfinite(r.noise_ratio)]
         return float(np.mean(ratios)) if ratios else math.nan
 
     @property
     def signal_share(self) -> float:
-        """Mean over rounds of the signal-to-noise ratio over the best attainable one."""
+        """Mean over rounds of the signal-to-noise ratio divided by the best one."""
         shares = [r.signal_share for r in self.rounds if r.signal_share is not None]
         return float(np.mean(shares)) if shares else math.nan
 
@@ -290,16 +273,16 @@ class RunResult:
 
     @property
     def largest_epsilon(self) -> float:
-        """The largest epsilon that any client spent; inf without privacy, NaN if nobody told."""
+        """The largest epsilon that any client spent; inf without privacy, NaN for real sites."""
         if self.deployed:
             return math.nan
         spent = list(self.epsilon_spent.values())
         return math.inf if None in spent else max((e for e in spent if e is not None), default=0.0)
 
     def summary(self) -> dict[str, Any]:
-        """The whole run but its rounds, and the figures of the last one."""
-        whole = {k: v for k, v in asdict(self).items() if k != "rounds"}
-        return whole | {
+        """All fields except the rounds, and the figures of the last round, for JSON."""
+        fields = {name: value for name, value in asdict(self).items() if name != "rounds"}
+        return fields | {
             "rounds_done": len(self.rounds),
             "rounds_changed": self.rounds_changed,
             "accuracy": self.accuracy,
@@ -314,9 +297,9 @@ class RunResult:
 
 
 def read_record(line: str | bytes) -> RoundRecord:
-    """A record from its line of ``rounds.jsonl``; null stands for a number that was not finite.
+    """Read a record from its line of ``rounds.jsonl``.
 
-    Only in ``epsilon_spent`` does it mean what it says: no privacy, so no epsilon.
+    In mappings, null is a number that was not finite. In ``epsilon_spent``, null means no privacy.
     """
     fields = json.loads(line)
     for name, value in fields.items():
@@ -326,6 +309,8 @@ def read_record(line: str | bytes) -> RoundRecord:
 
 
 def _from_summary(summary: Mapping[str, Any], records: tuple[RoundRecord, ...]) -> RunResult:
+    settings = dict(summary["settings"])
+    deployed = settings.pop("deployed", False)  # older files have it here
     return RunResult(
         method=summary["method"],
         seed=summary["seed"],
@@ -333,16 +318,18 @@ def _from_summary(summary: Mapping[str, Any], records: tuple[RoundRecord, ...]) 
         rounds=records,
         clients=summary["clients"],
         guarantee=summary["guarantee"],
-        settings=summary["settings"],
+        settings=cast(RunSettings, settings),
         needs=tuple(summary["needs"]),
+        deployed=bool(summary.get("deployed", deployed)),
+        shares_model=bool(summary.get("shares_model", True)),  # older files do not have it
     )
 
 
 def load_result(folder: Path | str) -> RunResult:
-    """Read a finished run back from its folder (``result.json`` and ``rounds.jsonl``).
+    """Read a finished run from its folder (``result.json`` and ``rounds.jsonl``).
 
     Raises:
-        InvalidValueError: if it holds none, or if the two files do not agree.
+        InvalidValueError: there is no finished run, or the two files do not agree.
     """
     folder = Path(folder)
     try:
@@ -363,10 +350,10 @@ def load_result(folder: Path | str) -> RunResult:
 
 
 def load_run(folder: Path | str) -> RunResult:
-    """Read a run, finished or not; of an unfinished one, the rounds that are whole.
+    """Read a run, finished or not; of an unfinished run, the rounds that are complete.
 
     Raises:
-        InvalidValueError: if there is no run, or one that an older version has only begun.
+        InvalidValueError: there is no run, or the folder has no ``run.json`` yet.
     """
     folder = Path(folder)
     if (folder / "result.json").exists():
@@ -376,7 +363,7 @@ def load_run(folder: Path | str) -> RunResult:
         summary = json.loads((folder / "run.json").read_text())
         if (folder / "rounds.jsonl").exists():
             for line in (folder / "rounds.jsonl").read_bytes().splitlines(keepends=True):
-                if line.endswith(b"\n"):  # else a round was being written, or a crash cut it
+                if line.endswith(b"\n"):  # otherwise the record is incomplete
                     records.append(read_record(line))
         return _from_summary(summary, tuple(records))
     except _UNREADABLE as error:

@@ -1,4 +1,4 @@
-"""`TrainingSettings`: how a federation trains, whatever the method."""
+"""`TrainingSettings`: how a federation trains, the same for all methods."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ class TrainingSettings:
     """How a federation trains.
 
     Attributes:
-        rounds: E, global rounds.
+        rounds: E, number of global rounds.
         learning_rate: eta of the clients' local steps.
-        participation: share of the clients that is asked in each round.
+        participation: share of the clients that take part in each round.
         evaluate_every: rounds between evaluations; the last round is always evaluated.
-        loss_records: at most so many of a client's training records, the same in every round, give
-            its train loss.
-        physical_batch: gradients that a client holds in memory at once.
-        device: where tensors live, as torch names it.
+        loss_records: largest number of a client's training records that its train loss is computed
+            from; the same records in every round.
+        physical_batch: number of gradients that a client holds in memory at the same time.
+        device: of the tensors, as torch names it.
+
+    Raises:
+        InvalidValueError: names the invalid field.
     """
 
     rounds: int

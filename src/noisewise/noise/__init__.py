@@ -1,16 +1,16 @@
-"""Noise of an update: its closed form and its estimators."""
+"""The noise in clients' updates: its closed form and its estimators."""
 
 from noisewise.noise.blocks import RowSource, Updates, estimate_noise
 from noisewise.noise.convergence import ConvergenceBound, convergence_bound
-from noisewise.noise.estimate import Estimator, Matrix, NoiseEstimate
-from noisewise.noise.factor import Factor
-from noisewise.noise.norm import Norm
-from noisewise.noise.pcp import PCP, PCPResult, principal_component_pursuit
+from noisewise.noise.estimate import Estimator, Matrix, NoiseEstimate, WarmStart
+from noisewise.noise.factor_estimator import Factor
+from noisewise.noise.norm_estimator import Norm
+from noisewise.noise.pcp_estimator import PCP, PCPResult, principal_component_pursuit
+from noisewise.noise.registry import ESTIMATORS, make_estimator
+from noisewise.noise.reseeding import ReadsAllCoordinates, Reseedable
 from noisewise.noise.signal import SignalTracker
 from noisewise.noise.smoothing import NoiseTracker
-from noisewise.noise.spread import SpreadTracker
-from noisewise.noise.table import ESTIMATORS, make_estimator
-from noisewise.noise.unforeseen import ReadsAllCoordinates, Reseedable
+from noisewise.noise.update_spread import SpreadTracker
 from noisewise.noise.variance import (
     aggregate_noise,
     common_factor,
@@ -38,6 +38,7 @@ __all__ = [
     "SignalTracker",
     "SpreadTracker",
     "Updates",
+    "WarmStart",
     "aggregate_noise",
     "common_factor",
     "convergence_bound",

@@ -1,4 +1,4 @@
-"""One BLAS thread for n x n work: more of them only wait for each other."""
+"""Limit BLAS to one thread for small matrices, where more threads are slower."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["one_blas_thread"]
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Let numpy's BLAS use one thread inside the block; torch's threads stay as they are.
+    """Limit numpy's BLAS to one thread inside the ``with`` block; torch keeps its threads.
 
-    On two busy cores the second thread made a 60 x 60 eigenproblem 4 times slower, a 16 x 16 one
-    up to 100 times.
+    On two busy cores, a second thread made the eigenvalues of a 60 x 60 matrix 4 times slower, and
+    those of a 16 x 16 matrix up to 100 times slower.
     """
     with threadpool_limits(1, user_api="blas"):
         yield

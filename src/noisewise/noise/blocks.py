@@ -1,4 +1,4 @@
-"""Update matrices in row blocks: from memory, from a `RowSource`, or from any iterator."""
+"""Read an update matrix in row blocks: from memory, from a `RowSource` or from an iterator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 @runtime_checkable
 class RowSource(Protocol):
-    """An update matrix that lies elsewhere (in files, say) and is read by rows, again and again."""
+    """An update matrix that is not in memory, for example in files, and is read in row blocks."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -35,25 +35,25 @@ class RowSource(Protocol):
         ...
 
     def blocks(self, rows: int) -> Iterator[Matrix]:
-        """All rows in order, at most ``rows`` at a time: [rows, n] each."""
+        """Yield all rows in order, as blocks [rows, n]; the last block may be shorter."""
         ...
 
     def take(self, index: NDArray[np.int64]) -> Matrix:
-        """The rows of a sorted ``index`` ([k]): [k, n]."""
+        """Return the rows with the sorted numbers ``index`` ([k]) as [k, n]."""
         ...
 
 
 Updates = Matrix | RowSource | Iterable[Matrix]
-"""What our estimators take: a matrix [p, n], a source of its rows, or an iterator of row blocks."""
+"""Input of the built-in estimators: a matrix [p, n], a `RowSource` or an iterator of row blocks."""
 
 
 @runtime_checkable
 class StreamingEstimator(Protocol):
-    """An `Estimator` that takes row blocks as well, and says so."""
+    """An `Estimator` that also accepts a `RowSource` or an iterator of row blocks."""
 
     @property
     def takes_blocks(self) -> Literal[True]:
-        """True."""
+        """Always True; the attribute marks the capability."""
         ...
 
     def estimate(self, updates: Updates) -> NoiseEstimate:
@@ -62,20 +62,43 @@ class StreamingEstimator(Protocol):
 
 
 def estimate_noise(estimator: Estimator, updates: Updates) -> NoiseEstimate:
-    """Run any estimator on updates of any kind; one that does not stream gets one tensor."""
+    """Run an estimator on updates in any of the supported forms.
+
+    An estimator that is not a `StreamingEstimator` receives all updates as one tensor in memory.
+
+    Args:
+        estimator: built-in or your own.
+        updates: [p, n], a `RowSource`, or an iterator of row blocks [rows, n].
+
+    Returns:
+        The estimate for the n columns.
+
+    Raises:
+        UpdateError: the updates are malformed, or have NaN or infinite values.
+
+    Example:
+        >>> from noisewise.noise import Norm
+        >>> blocks = (np.full((2, 3), value) for value in (1.0, 2.0))
+        >>> estimate_noise(Norm(), blocks).variance.tolist()
+        [10.0, 10.0, 10.0]
+    """
     if isinstance(estimator, StreamingEstimator):
         return estimator.estimate(updates)
     return estimator.estimate(as_matrix(updates))
 
 
 def as_tensor(values: Matrix) -> torch.Tensor:
-    """``values`` ([p, n], numpy or torch) as a float32 or float64 tensor on the device it is on.
+    """Return ``values`` as a float32 or float64 tensor [p, n] on the same device.
 
-    A copy is made only where the type demands it, or where numpy forbids writing (torch has no
-    such notion); never written to by this package.
+    The tensor shares memory with ``values`` where possible, so the caller must not write to it. A
+    copy is made if the type has to change, or if a numpy array is read-only (torch has no read-only
+    tensors).
+
+    Args:
+        values: [p, n], numpy or torch.
 
     Raises:
-        UpdateError: not a matrix, empty, or not of real numbers.
+        UpdateError: ``values`` is not a matrix, is empty, or does not hold real numbers.
     """
     if isinstance(values, torch.Tensor):
         tensor = values.detach()
@@ -99,12 +122,16 @@ def as_tensor(values: Matrix) -> torch.Tensor:
 
 
 def row_blocks(updates: Updates, numbers: int) -> Iterator[torch.Tensor]:
-    """``updates`` in order, as float tensors [rows, n] of at most about ``numbers`` numbers.
+    """Yield the rows of ``updates`` in order, as float tensors [rows, n].
 
-    Blocks are views where that is possible, so they must not be written to.
+    Blocks share memory with ``updates`` where possible, so the caller must not write to them.
+
+    Args:
+        updates: [p, n], a `RowSource`, or an iterator of row blocks.
+        numbers: largest size of a block, rows times n; a block has at least one row.
 
     Raises:
-        UpdateError: no rows at all, or blocks with different numbers of columns.
+        UpdateError: there are no rows, or the blocks have different numbers of columns.
     """
     columns: int | None = None
     for part in _parts(updates, numbers):
@@ -112,7 +139,7 @@ def row_blocks(updates: Updates, numbers: int) -> Iterator[torch.Tensor]:
         if columns not in (None, tensor.shape[1]):
             raise UpdateError(
                 f"updates has a block of shape {tuple(tensor.shape)} after one with {columns} "
-                "columns: every block needs a column for each client"
+                "columns: every block must have one column for each client"
             )
         columns = tensor.shape[1]
         yield from slices(tensor, max(1, numbers // columns))
@@ -121,22 +148,25 @@ def row_blocks(updates: Updates, numbers: int) -> Iterator[torch.Tensor]:
 
 
 def slices(tensor: torch.Tensor, rows: int) -> Iterator[torch.Tensor]:
-    """Views of ``rows`` rows each, the last one of what is left."""
+    """Yield views of ``rows`` consecutive rows; the last one may be shorter."""
     return (tensor[start : start + rows] for start in range(0, tensor.shape[0], rows))
 
 
 def as_matrix(updates: Updates) -> torch.Tensor:
-    """``updates`` as one tensor [p, n]: itself if it is in memory, else collected."""
+    """Return ``updates`` as one tensor [p, n]; blocks are read into memory."""
     if isinstance(updates, torch.Tensor | np.ndarray):
         return as_tensor(updates)
     return torch.cat(list(row_blocks(updates, 1 << 20)))
 
 
 def check_columns(energy: NDArray[np.float64]) -> None:
-    """Refuse a matrix whose column energies ([n]) show a NaN or an infinity.
+    """Check that no column has NaN or infinite values.
+
+    Args:
+        energy: [n] squared norms of the columns.
 
     Raises:
-        UpdateError: names the columns; the remedy is to drop these clients.
+        UpdateError: an energy is not finite; the message names the columns.
     """
     bad = np.flatnonzero(~np.isfinite(energy))
     if bad.size:
@@ -153,7 +183,7 @@ def _parts(updates: Updates, numbers: int) -> Iterable[Matrix]:
     if isinstance(updates, np.ndarray):
         if updates.ndim != 2 or updates.flags.writeable:
             return (updates,)
-        # Read-only (a memory map): convert piece by piece, never the whole.
+        # A read-only array, such as a memory map, has to be copied: copy one block at a time.
         rows = max(1, numbers // max(1, updates.shape[1]))
         return (updates[i : i + rows] for i in range(0, updates.shape[0], rows))
     if isinstance(updates, RowSource):

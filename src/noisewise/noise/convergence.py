@@ -1,12 +1,12 @@
-"""The paper's convergence bound as a function, and the variant that can reward noise-aware weights.
+"""The paper's convergence bound, and a variant whose noise term depends on the weights.
 
-As printed, the theorem's noise term beta eta sum_i E_i^2 sigma_i^2 contains no aggregation weight:
-the proof takes ||w||^2 out by Cauchy and Schwarz and then drops it, since it is at most 1. So the
-weights of the least printed bound do not depend on the noise (for uniform lambda they are lambda;
-else Psi_p also draws sum_j w_j E_j to the plain mean of the E_i), and the bound cannot say why one
-should weight by noise at all. The variant keeps the weights: the noise of the aggregated update is
-sum_i w_i^2 E_i sigma_i^2 (eq. sigma_i^2 without eta^2), which is what enters f's smoothness
-inequality.
+In the printed theorem, the noise term beta eta sum_i E_i^2 sigma_i^2 contains no aggregation
+weight: the proof applies the Cauchy-Schwarz inequality and then drops the factor ||w||^2 because it
+is at most 1. The weights that minimise the printed bound therefore do not depend on the noise. For
+uniform lambda they equal lambda; otherwise Psi_p also moves sum_j w_j E_j towards the mean of the
+E_i. The printed bound thus gives no reason to weight by noise. The variant keeps the weights: the
+noise of the aggregated update is sum_i w_i^2 E_i sigma_i^2 (eq. sigma_i^2 without eta^2), and this
+term enters the smoothness inequality of f.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ __all__ = ["ConvergenceBound", "convergence_bound"]
 
 @dataclass(frozen=True)
 class ConvergenceBound:
-    """Bound on min_e E||grad f(theta^e)||^2 (theorem Robust-HDP), and what it is made of.
+    """Bound on min_e E||grad f(theta^e)||^2 (theorem Robust-HDP), and its terms.
 
     Attributes:
         value: 12 / (11 E_min - 7) * (optimisation + psi_sigma + psi_p).
         optimisation: (f(theta^0) - f*) / (E eta).
-        psi_sigma: the part of noise and of different data.
-        noise: of psi_sigma, the last term: beta eta sum E_i^2 sigma_ig^2 as printed, or with the
-            weights kept. What else psi_sigma has is the drift of local steps.
-        psi_p: the part of weights that differ from lambda and of unequal local steps.
-        rate_conditions: whether eta satisfies the theorem's two conditions; where one is False the
-            value is no bound.
-        largest_rate: the largest eta that satisfies both.
+        psi_sigma: the part that is due to noise and to differences between the clients' data.
+        noise: the last term of psi_sigma, beta eta sum E_i^2 sigma_ig^2 as printed, or its variant
+            with weights. The rest of psi_sigma is the drift of the local steps.
+        psi_p: the part that is due to weights different from lambda and to unequal local steps.
+        rate_conditions: whether eta satisfies each of the theorem's two conditions; if one is
+            False, ``value`` is not a bound.
+        largest_rate: the largest eta that satisfies both conditions.
     """
 
     value: float
@@ -66,7 +66,7 @@ def convergence_bound(
     target: ArrayLike | None = None,
     weighted_noise: bool = False,
 ) -> ConvergenceBound:
-    """The theorem's bound for weights that stay the same over rounds.
+    """Compute the theorem's bound for weights that are the same in all rounds.
 
     Psi_sigma = 6 beta^2 eta^2 (1 + sum E_i) (2 sum E_i^4 sigma^2 + 1/3 sum E_i^3 sigma_ig^2)
                 + beta eta sum E_i^2 sigma_ig^2,
@@ -76,8 +76,8 @@ def convergence_bound(
 
     Args:
         weights: w, [n], summing to 1.
-        steps: E_i, local steps of a round, [n], each >= 1 (at 1 a client does not drift, so
-            the proof's lemma on local drift, written for E_i >= 2, holds trivially).
+        steps: E_i, local steps of a round, [n], each >= 1. (The proof's lemma on local drift is
+            written for E_i >= 2; with one step there is no drift, and the lemma holds trivially.)
         gradient_variance: sigma_ig^2 of one noisy batch gradient, [n] or scalar; see
             `noisewise.noise.variance.gradient_noise_variance`.
         learning_rate: eta.
@@ -89,19 +89,25 @@ def convergence_bound(
         target: lambda, [n], summing to 1; uniform by default.
         weighted_noise: True replaces the term beta eta sum E_i^2 sigma_ig^2 by
             beta eta sum w_i^2 E_i sigma_ig^2, which the weights can lower. The variant follows from
-            the same smoothness inequality, since the noises of clients and of steps are independent
-            and unbiased; the drift term is left as printed.
+            the same smoothness inequality, because the noise of different clients and steps is
+            independent and unbiased; the drift term stays as printed.
+
+    Returns:
+        The bound and its terms.
+
+    Raises:
+        InvalidValueError: an argument has a wrong shape or range; the message names it.
 
     Example:
-        >>> even = dict(steps=[10, 10], gradient_variance=[1, 100], learning_rate=1e-4, rounds=9,
-        ...             smoothness=1, lipschitz=1, heterogeneity=0, gap=1)
-        >>> aware = [100 / 101, 1 / 101]
-        >>> printed = [convergence_bound(weights=w, **even).psi_sigma for w in ([.5, .5], aware)]
-        >>> printed[0] == printed[1]
+        >>> setting = dict(steps=[10, 10], gradient_variance=[1, 100], learning_rate=1e-4, rounds=9,
+        ...                smoothness=1, lipschitz=1, heterogeneity=0, gap=1)
+        >>> equal, noise_aware = [.5, .5], [100 / 101, 1 / 101]
+        >>> printed = [convergence_bound(weights=w, **setting) for w in (equal, noise_aware)]
+        >>> printed[0].psi_sigma == printed[1].psi_sigma
         True
-        >>> ours = [convergence_bound(weights=w, weighted_noise=True, **even).psi_sigma
-        ...         for w in ([.5, .5], aware)]
-        >>> ours[1] < ours[0]
+        >>> variant = [convergence_bound(weights=w, weighted_noise=True, **setting)
+        ...            for w in (equal, noise_aware)]
+        >>> variant[1].psi_sigma < variant[0].psi_sigma
         True
     """
     w = _shares("weights", weights)
@@ -109,28 +115,28 @@ def convergence_bound(
     lam = np.full(n, 1 / n) if target is None else _shares("target", target)
     if lam.shape != (n,):
         raise InvalidValueError("target", target, f"must be {n} numbers, like weights")
-    many = f"must be {n} finite numbers >= 1, like weights"
-    e = _numbers("steps", steps, many)
+    allowed_steps = f"must be {n} finite numbers >= 1, like weights"
+    e = _numbers("steps", steps, allowed_steps)
     if e.shape != (n,) or not np.all(np.isfinite(e) & (e >= 1)):
-        raise InvalidValueError("steps", steps, many)
-    level = f"must be one or {n} finite numbers >= 0"
-    variance = _numbers("gradient_variance", gradient_variance, level)
+        raise InvalidValueError("steps", steps, allowed_steps)
+    allowed_variance = f"must be one number or {n} numbers, finite and >= 0"
+    variance = _numbers("gradient_variance", gradient_variance, allowed_variance)
     if variance.shape not in ((), (n,)) or not np.all(np.isfinite(variance) & (variance >= 0)):
-        raise InvalidValueError("gradient_variance", gradient_variance, level)
+        raise InvalidValueError("gradient_variance", gradient_variance, allowed_variance)
     eta = positive_number("learning_rate", learning_rate)
     beta = positive_number("smoothness", smoothness)
     l0 = non_negative_number("lipschitz", lipschitz)
-    spread = non_negative_number("heterogeneity", heterogeneity)
-    start = non_negative_number("gap", gap)
-    first = 1 / (6 * beta * float(e.max()))
-    second = 1 / (12 * beta * float(np.sqrt((1 + e.sum()) * np.sum(e**4))))
-    drift = 2 * np.sum(e**4) * spread + np.sum(e**3 * variance) / 3
+    sigma_squared = non_negative_number("heterogeneity", heterogeneity)
+    initial_gap = non_negative_number("gap", gap)
+    first_limit = 1 / (6 * beta * float(e.max()))
+    second_limit = 1 / (12 * beta * float(np.sqrt((1 + e.sum()) * np.sum(e**4))))
+    drift = 2 * np.sum(e**4) * sigma_squared + np.sum(e**3 * variance) / 3
     noise = np.sum(w**2 * e * variance) if weighted_noise else np.sum(e**2 * variance)
     psi_sigma = 6 * beta**2 * eta**2 * (1 + e.sum()) * drift + beta * eta * noise
-    uneven = n * np.sum(e**2 * (w - lam) ** 2)
-    uneven += np.sum(lam**2) * np.sum((e - np.sum(w * e)) ** 2)
-    psi_p = 8 / 3 * l0**2 * uneven
-    optimisation = start / (positive_int("rounds", rounds) * eta)
+    imbalance = n * np.sum(e**2 * (w - lam) ** 2)
+    imbalance += np.sum(lam**2) * np.sum((e - np.sum(w * e)) ** 2)
+    psi_p = 8 / 3 * l0**2 * imbalance
+    optimisation = initial_gap / (positive_int("rounds", rounds) * eta)
     value = 12 / (11 * float(e.min()) - 7) * (optimisation + psi_sigma + psi_p)
     return ConvergenceBound(
         float(value),
@@ -138,8 +144,8 @@ def convergence_bound(
         float(psi_sigma),
         float(beta * eta * noise),
         float(psi_p),
-        (eta <= first, eta <= second),
-        min(first, second),
+        (eta <= first_limit, eta <= second_limit),
+        min(first_limit, second_limit),
     )
 
 
@@ -151,7 +157,7 @@ def _numbers(field: str, value: ArrayLike, allowed: str) -> NDArray[np.float64]:
 
 
 def _shares(field: str, value: ArrayLike) -> NDArray[np.float64]:
-    allowed = "must be [n], each >= 0, with sum 1"
+    allowed = "must be n numbers >= 0 with sum 1, one for each client"
     shares = _numbers(field, value, allowed)
     if shares.ndim != 1 or not np.all(shares >= 0) or abs(float(shares.sum()) - 1) > 1e-6:
         raise InvalidValueError(field, value, allowed)

@@ -1,4 +1,4 @@
-"""`NoiseEstimate` and the `Estimator` protocol: what every noise estimator returns and offers."""
+"""`NoiseEstimate`, and the protocols of noise estimators: `Estimator` and `WarmStart`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["Estimator", "Matrix", "NoiseEstimate"]
+__all__ = ["Estimator", "Matrix", "NoiseEstimate", "WarmStart"]
 
 Matrix = torch.Tensor | NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
 class NoiseEstimate:
-    """How noisy each client's update is.
+    """The estimated noise energy of each client's update.
 
     Attributes:
-        variance: [n] float64, the total energy E||noise_i||^2 of each update, summed over its
+        variance: [n] float64, the noise energy E||noise_i||^2 of each update, summed over its
             coordinates (the paper's sigma_i^2, eq. sigma_i^2).
         method: name of the estimator.
-        converged: whether the numbers may be trusted; False comes with a reason in ``details``.
-        details: residuals, iterations, rank and the like, for reports.
+        converged: whether the estimator converged; if not, ``details["reason"]`` says why.
+        details: further results for reports, such as residual, iterations and rank. `NoiseWise`
+            reads ``share``: below 1 it means that the variance does not include the signal that
+            only one client has.
     """
 
     variance: NDArray[np.float64]
@@ -35,13 +37,41 @@ class NoiseEstimate:
 
 @runtime_checkable
 class Estimator(Protocol):
-    """Turns an update matrix into a noise estimate. An own one needs just these two members."""
+    """Estimates the noise in an update matrix. Your own estimator needs only these two members."""
 
     @property
     def name(self) -> str:
-        """Short name, as in configs and tables."""
+        """Short name for configs and tables."""
         ...
 
     def estimate(self, updates: Matrix) -> NoiseEstimate:
-        """Estimate the noise energy of each column of ``updates`` ([p, n])."""
+        """Estimate the noise energy of each column.
+
+        Args:
+            updates: [p, n], one column for each client.
+
+        Returns:
+            The estimate for the n clients.
+        """
+        ...
+
+
+@runtime_checkable
+class WarmStart(Estimator, Protocol):
+    """An estimator that can start from the estimate of an earlier round.
+
+    `NoiseTracker` calls ``estimate_from`` in every round in which it has an earlier estimate for
+    each client, and ``estimate`` in the other rounds.
+    """
+
+    def estimate_from(self, updates: Matrix, start: NDArray[np.float64]) -> NoiseEstimate:
+        """Estimate the noise energy of each column, starting from earlier energies.
+
+        Args:
+            updates: [p, n], one column for each client.
+            start: [n] noise energies of an earlier round.
+
+        Returns:
+            The estimate for the n clients.
+        """
         ...

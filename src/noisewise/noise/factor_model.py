@@ -13,13 +13,13 @@ __all__ = ["FactorFit", "choose_rank", "fit_factors", "identifiable_rank", "sign
 Vector = NDArray[np.float64]
 Square = NDArray[np.float64]
 
-_LEAST_SHARE = 1e-8  # of psi in S_ii: where an improper solution is stopped
-_STATIONARY = 1e-7  # gradient of the deviance per row, in log psi
+_LEAST_SHARE = 1e-8  # lower bound of psi_i / S_ii, for improper solutions (psi -> 0)
+_STATIONARY = 1e-7  # largest gradient of the deviance per row in log psi at a solution
 _ROUNDING = 1e-13
 _NEWTON_STEPS = 100
-_LARGEST_ERROR = 0.25  # relative error of a psi above which a rank does not determine it
-_SKIPPED = 4  # ranks in a row that may be passed over at first
-_ROWS_PER_COLUMN = 4  # fewer rows than that times n do not carry any factor
+_LARGEST_ERROR = 0.25  # a psi with a larger relative error counts as not determined
+_SKIPPED = 4  # number of unusable ranks to skip before the first usable one
+_ROWS_PER_COLUMN = 4  # with fewer rows than this times n, no factor is fitted
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,10 @@ class FactorFit:
         rank: r.
         noise: psi, [n], in the units of S.
         relative_error: [n], standard error of log psi_i (from the expected information).
-        deviance: twice the log-likelihood that is missing to the saturated model.
+        deviance: twice the difference between the log-likelihoods of the saturated model and this
+            one.
         criterion: Bayesian information criterion: deviance + parameters * log(rows).
-        converged: the gradient is zero to rounding.
+        converged: whether the gradient is zero up to rounding.
     """
 
     rank: int
@@ -44,35 +45,42 @@ class FactorFit:
 
     @property
     def determined(self) -> bool:
-        """Whether the data say what every psi_i is.
+        """Whether the data determine every psi_i: all standard errors are small.
 
-        An improper solution (psi -> 0, a Heywood case) is a factor that coincides with one client:
-        then psi_i does not follow from the data, and its standard error shows it.
+        In an improper solution (psi -> 0, a Heywood case), one factor coincides with one client.
+        The data then do not determine psi_i, and its standard error is large.
         """
         return bool(np.all(self.relative_error <= _LARGEST_ERROR))
 
 
 def identifiable_rank(n: int) -> int:
-    """The largest r with (n - r)^2 >= n + r (Ledermann's bound): more factors fit anything."""
+    """Return the largest r with (n - r)^2 >= n + r, or 0 (Ledermann's bound).
+
+    With more factors the model has more parameters than S determines.
+    """
     return max((r for r in range(n) if (n - r) ** 2 >= n + r), default=0)
 
 
 def choose_rank(
     S: Square, rows: int, max_rank: int | None = None, start: Vector | None = None
 ) -> FactorFit:
-    """The factor model of the rank with the least information criterion.
+    """Fit factor models of increasing rank; return the one with the least information criterion.
 
-    Ranks are tried from 0 upwards, each started from the last, until the criterion has risen twice,
-    a psi is not determined any more (see `FactorFit.determined`), or the model is not identifiable.
-    Too few factors can leave a psi undetermined as well, so a few such ranks are passed over as
-    long as none has been accepted; so is one whose likelihood cannot be maximised, as happens to
-    matrices without noise. Rank 0, the column norms, is always an answer.
+    The search starts at rank 0, and each fit starts from the one before. It stops when the
+    criterion has risen twice, when a rank is unusable, or at the largest identifiable rank. A rank
+    is unusable if a psi is not determined (see `FactorFit.determined`) or the maximum of the
+    likelihood was not found, as for matrices without noise. Too few factors can make a rank
+    unusable as well, so up to 4 unusable ranks are skipped before the first usable one. Rank 0,
+    where psi is the diagonal of S, is always usable.
 
     Args:
         S: [n, n] second moments, M^T M / rows, with a positive diagonal.
-        rows: number of rows of M that S was summed over.
-        max_rank: largest rank to try; None for the bound of identifiability.
-        start: [n] psi to begin with, of an earlier round say.
+        rows: number of rows of M in the sum.
+        max_rank: largest rank to try; None for the largest identifiable rank.
+        start: [n] psi to start from, for example of an earlier round.
+
+    Returns:
+        The best fit.
     """
     n = S.shape[0]
     limit = identifiable_rank(n) if rows >= _ROWS_PER_COLUMN * n else 0
@@ -99,18 +107,21 @@ def choose_rank(
 
 
 def fit_factors(S: Square, rows: int, rank: int, start: Vector | None = None) -> FactorFit:
-    """Maximum likelihood for a given rank (Lawley 1940; Joreskog 1967).
+    """Fit a factor model of a given rank by maximum likelihood (Lawley 1940; Joreskog 1967).
 
-    With D = diag(psi) and theta_1 >= ... >= theta_n the eigenvalues of D^-1/2 S D^-1/2, the
-    likelihood maximised over B leaves sum_{m > r} (theta_m - log theta_m - 1), minimised here by
-    Newton steps in log psi with the expected second derivatives. Columns are brought to S_ii = 1
-    first, so the result follows any scaling and permutation of the columns.
+    Let D = diag(psi), and let theta_1 >= ... >= theta_n be the eigenvalues of D^-1/2 S D^-1/2. With
+    the best B, the deviance per row is sum_{m > r} (theta_m - log theta_m - 1). Newton steps in
+    log psi, with the expected second derivatives, minimise it. Columns are scaled to S_ii = 1
+    first, so scaling or permuting the columns scales or permutes the result.
 
     Args:
         S: [n, n], see `choose_rank`.
         rows: see `choose_rank`.
         rank: r < n.
-        start: [n] psi to begin with.
+        start: [n] psi to start from.
+
+    Returns:
+        The fit; its ``converged`` is False if the maximum was not found.
     """
     n = S.shape[0]
     diagonal = np.diagonal(S).copy()
@@ -119,7 +130,7 @@ def fit_factors(S: Square, rows: int, rank: int, start: Vector | None = None) ->
     log_psi = np.zeros(n)
     if rank and start is not None:
         log_psi = np.log(np.clip(start / diagonal, 10 * _LEAST_SHARE, 1.0))
-    elif rank:  # Joreskog's start: what the other columns do not explain
+    elif rank:  # Joreskog's start: the variance that the other columns do not explain
         unexplained = 1 / np.diagonal(np.linalg.inv(R + 1e-8 * np.eye(n)))
         log_psi = np.log(np.clip((1 - 0.5 * rank / n) * unexplained, 10 * _LEAST_SHARE, 1.0))
     log_psi, stationary = _newton(R, rank, log_psi)
@@ -137,11 +148,19 @@ def fit_factors(S: Square, rows: int, rank: int, start: Vector | None = None) ->
 
 
 def signal_loadings(S: Square, psi: Vector, rows: int) -> NDArray[np.float64]:
-    """B ([n, r]) of S ~ B B^T + diag(psi) for a known psi, with as many factors as S shows.
+    """Compute the loadings B ([n, r]) of S ~ B B^T + diag(psi) for a known psi.
 
-    Factors are eigenvectors of D^-1/2 S D^-1/2 whose eigenvalue exceeds what noise alone can give,
-    (1 + sqrt(n / rows))^2 (Marchenko and Pastur 1967). Each has the sign that makes its sum
-    positive; the first is the clients' common signal.
+    With D = diag(psi), a factor is an eigenvector of D^-1/2 S D^-1/2 whose eigenvalue is above the
+    largest that noise alone gives, (1 + sqrt(n / rows))^2 (Marchenko and Pastur 1967). Each factor
+    has the sign for which its sum is positive. The first is the clients' common signal.
+
+    Args:
+        S: [n, n], see `choose_rank`.
+        psi: [n] noise variances > 0, in the units of S.
+        rows: see `choose_rank`.
+
+    Returns:
+        [n, r], largest eigenvalue first; r is 0 if no eigenvalue is large enough.
     """
     n = S.shape[0]
     root = np.sqrt(psi)
@@ -165,7 +184,7 @@ class _Point:
         root = np.exp(-0.5 * log_psi)
         theta, V = np.linalg.eigh(R * np.outer(root, root))
         theta = np.maximum(theta, np.finfo(np.float64).tiny)
-        # Of the largest ``rank`` only those above 1 can be factors; eigh sorts upwards.
+        # Only eigenvalues above 1 can be factors. eigh returns eigenvalues in ascending order.
         factors = min(rank, int(np.count_nonzero(theta > 1)))
         theta, V = theta[: len(theta) - factors], V[:, : V.shape[1] - factors]
         squares = V**2
@@ -177,7 +196,10 @@ class _Point:
 
 
 def _newton(R: Square, rank: int, log_psi: Vector) -> tuple[Vector, bool]:
-    """Minimise over log psi >= log of the least share; returns it and whether it is stationary."""
+    """Minimise the deviance over log psi >= log(_LEAST_SHARE).
+
+    Returns log psi, and whether it is stationary.
+    """
     least = math.log(_LEAST_SHARE)
     point = _Point.at(R, rank, log_psi)
     for _ in range(_NEWTON_STEPS):
@@ -188,16 +210,16 @@ def _newton(R: Square, rank: int, log_psi: Vector) -> tuple[Vector, bool]:
         block = point.curvature[np.ix_(free, free)]
         step[free] = np.clip(-np.linalg.solve(block, point.gradient[free]), -2.0, 2.0)
         if -float(point.gradient @ step) <= _ROUNDING * (1 + abs(point.value)):
-            return log_psi, True  # the best that a further step promises is rounding
+            return log_psi, True  # a further step would change the deviance by rounding only
         length = 1.0
         while length > 1e-6:
             candidate = np.maximum(log_psi + length * step, least)
-            there = _Point.at(R, rank, candidate)
+            new_point = _Point.at(R, rank, candidate)
             decrease = float(point.gradient @ (candidate - log_psi))
-            if there.value <= point.value + 1e-4 * decrease + 1e-15 * (1 + abs(point.value)):
+            if new_point.value <= point.value + 1e-4 * decrease + 1e-15 * (1 + abs(point.value)):
                 break
             length /= 2
         else:
             return log_psi, False
-        log_psi, point = candidate, there
+        log_psi, point = candidate, new_point
     return log_psi, False

@@ -1,4 +1,4 @@
-"""Second moments of the updates in one streaming pass: column energies and the Gram matrix."""
+"""Second moments of the updates in one pass: squared column norms and the Gram matrix."""
 
 from __future__ import annotations
 
@@ -14,25 +14,32 @@ __all__ = ["Gram", "column_energy", "gram_matrix", "unsafe"]
 
 _BLOCK = 1 << 18
 _BLOCK_ELSEWHERE = 1 << 24
-_SAFE = (1e-25, 1e25)  # energies of a block for which float32 neither under- nor overflows
+_SAFE = (1e-25, 1e25)  # energies of a block for which float32 neither underflows nor overflows
 
 
 @dataclass(frozen=True)
 class Gram:
-    """M^T M ([n, n] float64) of an update matrix, and its number of rows p."""
+    """M^T M ([n, n] float64) of an update matrix M, and the number of rows p of M."""
 
     matrix: NDArray[np.float64]
     rows: int
 
 
 def gram_matrix(updates: Updates) -> Gram:
-    """M^T M of ``updates`` ([p, n]), in one streaming pass.
+    """Compute M^T M of the updates in one pass.
 
-    Products of one block are summed in the type of the updates, blocks in float64. A block whose
-    float32 products would under- or overflow is done in float64.
+    Products within a block are summed in the type of the updates, and blocks in float64. If the
+    float32 products of a block could underflow or overflow, that block is computed in float64.
+
+    Args:
+        updates: [p, n], or a source or iterator of row blocks.
+
+    Returns:
+        M^T M and p.
 
     Raises:
-        UpdateError: malformed, or NaN or infinite values; names the columns.
+        UpdateError: the updates are malformed, or have NaN or infinite values; the message names
+            the columns.
     """
     total: NDArray[np.float64] | None = None
     rows = 0
@@ -44,16 +51,22 @@ def gram_matrix(updates: Updates) -> Gram:
         part = product.cpu().double().numpy()
         total = part.copy() if total is None else total + part
         rows += block.shape[0]
-    assert total is not None  # row_blocks refuses an empty matrix
+    assert total is not None  # row_blocks raises an error for an empty matrix
     check_columns(np.diagonal(total))
     return Gram(total, rows)
 
 
 def column_energy(updates: Updates) -> tuple[NDArray[np.float64], int]:
-    """||M_i||^2 of each column of ``updates`` ([p, n]) as [n] float64, and p.
+    """Compute the squared norm ||M_i||^2 of each column in one pass.
+
+    Args:
+        updates: [p, n], or a source or iterator of row blocks.
+
+    Returns:
+        The squared norms [n] in float64, and p.
 
     Raises:
-        UpdateError: malformed, or NaN or infinite values; names the columns.
+        UpdateError: as in `gram_matrix`.
     """
     total: NDArray[np.float64] | None = None
     rows = 0
@@ -64,18 +77,18 @@ def column_energy(updates: Updates) -> tuple[NDArray[np.float64], int]:
         part = energy.cpu().double().numpy()
         total = part.copy() if total is None else total + part
         rows += block.shape[0]
-    assert total is not None  # row_blocks refuses an empty matrix
+    assert total is not None  # row_blocks raises an error for an empty matrix
     check_columns(total)
     return total, rows
 
 
 def unsafe(energy: torch.Tensor) -> bool:
-    """Whether float32 energies ([n]) may have lost something to under- or overflow (or NaN)."""
+    """Return whether float32 energies ([n]) may be wrong by underflow or overflow, or are NaN."""
     low, high = (float(value) for value in torch.aminmax(energy))
     return energy.dtype == torch.float32 and not (low > _SAFE[0] and high < _SAFE[1])
 
 
 def _block(updates: Updates) -> int:
-    """Numbers to take at a time: what fits in the cache of a CPU, and large steps elsewhere."""
+    """Return the size of a block: it fits into the cache of a CPU; other devices get large ones."""
     device = updates.device.type if isinstance(updates, torch.Tensor) else "cpu"
     return _BLOCK if device == "cpu" else _BLOCK_ELSEWHERE

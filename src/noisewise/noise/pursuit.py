@@ -1,4 +1,4 @@
-"""Principal component pursuit: a matrix as low rank (signal) plus sparse (noise)."""
+"""Principal component pursuit: split a matrix into low rank (signal) plus sparse (noise)."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ __all__ = ["PCPResult", "principal_component_pursuit"]
 Vector = NDArray[np.float64]
 Square = NDArray[np.float64]
 
-_RELAXATION = 1.75  # of the alternating directions; the theory allows (0, 2)
+_RELAXATION = 1.75  # alpha of the alternating directions; the theory allows (0, 2)
 _STEP = 11.0  # mu in units of lambda times the paper's mu (measured: 8 to 16 are as good) ...
-_STEP_COARSE = 20.0  # ... and after a coarse start (15 to 30)
-_LOOK_EVERY = 10  # iterations between two looks at residual and duality gap
-_COARSE = 16  # the start is solved on every 16th row first ...
-_COARSE_ROWS = 1000  # ... if that leaves so many of them
+_STEP_COARSE = 20.0  # ... and after a coarse solution (15 to 30)
+_MEASURE_EVERY = 10  # iterations between two computations of residual and duality gap
+_COARSE = 16  # the problem is solved on every 16th row first ...
+_COARSE_ROWS = 1000  # ... if there are at least this many of them
 _COARSE_TOLERANCE = 1e-4
-_ADAPT_EVERY = 250  # iterations between two looks at the step ...
-_ADAPT = 3.0  # ... its change ...
-_BALANCE = 5.0  # ... and the imbalance of residual and gap that calls for it
-_HELD = 10  # iterations during which the spectrum of that start is held
-_BLOCK = 1 << 16  # numbers of one row block, so that its working set stays in the cache of a CPU
+_ADAPT_EVERY = 250  # iterations after which the step mu may be changed ...
+_ADAPT = 3.0  # ... by this factor ...
+_BALANCE = 5.0  # ... if residual and gap differ by more than this factor in units of tolerances
+_HELD = 10  # iterations that use the T of the coarse solution
+_BLOCK = 1 << 16  # numbers in a row block: its working arrays fit into the cache of a CPU
 _BLOCK_ELSEWHERE = 1 << 24
-_SMALL = 1 << 17  # matrices up to this size are solved in float64 whatever their type
+_SMALL = 1 << 17  # matrices up to this size are solved in float64, whatever their type
 
 
 @dataclass(frozen=True)
 class PCPResult:
-    """The two parts of an update matrix M ([p, n]), and how far they can be trusted.
+    """The low-rank part L and the sparse part S of an update matrix M ([p, n]).
 
     Attributes:
-        energy: [n] float64, ||S_i||^2 of each column; 0 where it is below the solver's tolerance.
+        energy: [n] float64, ||S_i||^2 of each column; 0 if it is below the solver's tolerance.
         singular_values: [min(p, n)] of L, descending; zeros are exact.
         rank: number of singular values of L above 0.
         objective: ||L||_* + lambda ||M - L||_1, of the feasible pair (L, M - L).
-        gap: (objective - dual objective) / objective. A certificate: no decomposition has an
-            objective that is lower by more than this share.
-        residual: ||M - L - S||_F / ||M||_F; 0 only where the iteration stands still.
+        gap: (objective - dual objective) / objective. This is a certificate: no decomposition has
+            an objective that is lower by more than this share.
+        residual: ||M - L - S||_F / ||M||_F; 0 only at a fixed point of the iteration.
         iterations: passes over the matrix.
-        converged: residual and gap are within their tolerances.
-        low_rank: L, [p, n], if it was asked for: numpy for numpy, torch for torch.
-        sparse: S, [p, n], likewise.
+        converged: whether residual and gap are within their tolerances.
+        low_rank: L, [p, n], with ``keep_parts``; numpy or torch, like the input. Otherwise None.
+        sparse: S, [p, n], as ``low_rank``.
     """
 
     energy: Vector
@@ -77,50 +77,63 @@ def principal_component_pursuit(
 ) -> PCPResult:
     """Solve min ||L||_* + lambda ||S||_1 subject to L + S = M, lambda = 1 / sqrt(max(p, n)).
 
-    The paper's algorithm RPCA (Candes et al. 2011, alternating directions), with the L-step as
-    Candes et al. have it, D_{1/mu}(M - S + Y/mu): the paper's print has the sign of Y wrong. With
-    U = Y/mu, A = M - S + U and the n x n matrix T = V diag(max(1 - 1/(mu s), 0)) V^T of the
-    eigenvectors V and singular values s of A (from A^T A, never an SVD of p x n):
+    This is the paper's algorithm RPCA (Candes et al. 2011, alternating directions). The L-step is
+    D_{1/mu}(M - S + Y/mu), as in Candes et al.; the sign of Y is wrong in the paper's listing. Let
+    U = Y/mu and A = M - S + U. Let T = V diag(max(1 - 1/(mu s), 0)) V^T, an n x n matrix, with the
+    right singular vectors V and singular values s of A; both come from A^T A, without an SVD of a
+    p x n matrix. One iteration computes
 
         L = A T,  X = M - L + U,  U' = clip(X, +-lambda/mu),  S' = X - U',  A' = M - X + 2 U'
 
-    so an iteration is one pass over row blocks, in which the next A^T A is summed as well. What
-    saves iterations leaves the optimum where it is, and the duality gap certifies that it does:
+    in one pass over row blocks, which also sums the next A^T A. Three changes save iterations. They
+    do not change the optimum, and the duality gap certifies the result:
 
-    - over-relaxation, L replaced by alpha L + (1 - alpha)(M - S) (Eckstein and Bertsekas 1992);
-    - a smaller step: mu = 11 lambda (20 after a coarse start) times the paper's p n / (4 sum |M|).
-      Singular values of noise grow with sqrt(p), so the threshold 1/mu has to grow with them.
-      It is changed where residual and gap do not close together;
-    - a start from every 16th row. The slow part is n x n, the spectrum of A, and rows are many
-      draws of the same thing: T is found on few of them and held while S and Y of all rows adapt.
+    - Over-relaxation: L is replaced by alpha L + (1 - alpha)(M - S) (Eckstein and Bertsekas 1992).
+    - A smaller step: mu = 11 lambda (20 after a coarse solution) times the paper's
+      p n / (4 sum |M|). Singular values of noise grow with sqrt(p), so the threshold 1/mu has to
+      grow with them. mu is adapted if residual and gap do not decrease together.
+    - A coarse solution on every 16th row. What converges slowly is the spectrum of A, which is
+      n x n and nearly the same for a part of the rows. T is computed from these rows and kept for
+      the first iterations while S and Y of all rows adapt to it.
 
     Args:
-        M: [p, n], numpy or torch on any device; not modified. p < n is fine.
-        tolerance: of ||M - L - S|| / ||M||, with L the next iterate: 0 is a fixed point.
+        M: [p, n], numpy or torch on any device; not modified. p < n is allowed.
+        tolerance: of ||M - L - S|| / ||M||, where L is the next iterate.
         gap_tolerance: of the relative duality gap.
-        max_iterations: stop there, with ``converged`` False.
-        keep_parts: return L and S too.
+        max_iterations: the solver stops after this many, with ``converged`` False.
+        keep_parts: whether to return L and S.
+
+    Returns:
+        The energies of the sparse part, and measures of convergence.
 
     Raises:
-        UpdateError: M is not a matrix of finite numbers; names the column.
+        UpdateError: M is not a matrix of finite numbers; the message names the columns.
+
+    Example:
+        >>> M = np.ones((200, 4))
+        >>> M[7, 2] += 5.0
+        >>> principal_component_pursuit(M).energy.round(3).tolist()
+        [0.0, 0.0, 25.0, 0.0]
     """
     positive_number("tolerance", tolerance)
     positive_number("gap_tolerance", gap_tolerance)
     positive_int("max_iterations", max_iterations)
     tensor = as_tensor(M)
-    column_energy(tensor)  # refuses NaN and infinities
+    column_energy(tensor)  # raises an error for NaN and infinite values
     p, n = tensor.shape
     if tensor.numel() <= _SMALL and tensor.device.type != "mps":
         tensor = tensor.double()
     scale = float(tensor.abs().mean())
     if scale == 0:
-        scale = 1.0  # all zero: the first look finds both parts zero
+        scale = 1.0  # all zero: both parts are zero
     goal = _Goal(tolerance, gap_tolerance, max_iterations)
     scaled = torch.div(tensor.contiguous(), scale)
     with one_blas_thread():
-        state = _start(scaled, lam=1 / math.sqrt(max(p, n)), share=1.0, budget=max_iterations)
-        measures = _solve(state, goal)
-    result = _result(state, measures, goal, scale, keep_parts)
+        work = _start(
+            scaled, lam=1 / math.sqrt(max(p, n)), share=1.0, max_iterations=max_iterations
+        )
+        measures = _solve(work, goal)
+    result = _result(work, measures, goal, scale, keep_parts)
     if result.low_rank is None or result.sparse is None or isinstance(M, torch.Tensor):
         return result
     L, S = (np.asarray(part) for part in (result.low_rank, result.sparse))
@@ -129,6 +142,8 @@ def principal_component_pursuit(
 
 @dataclass(frozen=True)
 class _Goal:
+    """When to stop: residual and gap are within tolerance, or the iterations are used up."""
+
     tolerance: float
     gap: float
     iterations: int
@@ -138,11 +153,11 @@ class _Goal:
 
 
 @dataclass
-class _State:
-    """Working arrays, on a matrix scaled to a mean |M| of 1: [p, n] each, and A^T A as [n, n].
+class _Work:
+    """Working arrays for a matrix scaled to mean |M| = 1: [p, n] each, and A^T A [n, n].
 
-    ``share`` is p over the number of rows here: above 1 for the coarse start, whose sums over rows
-    stand for those of all rows.
+    ``share`` is p divided by the number of rows in these arrays. It is above 1 for the coarse
+    solution, where sums over rows are multiplied by it.
     """
 
     M: torch.Tensor
@@ -162,7 +177,7 @@ class _State:
 
 @dataclass(frozen=True)
 class _Measures:
-    """Where the iteration stands, in the units of the scaled matrix."""
+    """Residual, gap and objective of an iterate, in the units of the scaled matrix."""
 
     residual: float
     gap: float
@@ -172,58 +187,61 @@ class _Measures:
     norm: float
 
 
-def _start(M: torch.Tensor, lam: float, share: float, budget: int) -> _State:
-    """S = Y = 0, and for many rows the spectrum that a solution on few of them has."""
-    usual = lam / 4  # p n / (4 sum |M|) is 1/4 on the scaled matrix
-    held, mu = None, _STEP * usual
+def _start(M: torch.Tensor, lam: float, share: float, max_iterations: int) -> _Work:
+    """Return the initial arrays: S = Y = 0, and for many rows the T of a coarse solution."""
+    unit = lam / 4  # lambda times the paper's mu: p n / (4 sum |M|) is 1/4 on the scaled matrix
+    held, mu = None, _STEP * unit
     if M.shape[0] // _COARSE >= max(_COARSE_ROWS, M.shape[1]):
-        coarse = _start(M[::_COARSE].contiguous(), lam, share * _COARSE, budget)
-        _solve(coarse, _Goal(_COARSE_TOLERANCE, math.inf, budget))
-        # From here the solution's spectrum is known: L^T L is of the coarse one's A T.
-        mu = _STEP_COARSE * usual
-        held = _resolve(coarse.gram, coarse.mu, mu)
+        coarse = _start(M[::_COARSE].contiguous(), lam, share * _COARSE, max_iterations)
+        _solve(coarse, _Goal(_COARSE_TOLERANCE, math.inf, max_iterations))
+        mu = _STEP_COARSE * unit
+        held = _threshold_for(coarse.gram, coarse.mu, mu)
     gram = share * np.sum([_gram(part) for part in slices(M, _rows(M))], axis=0)
-    return _State(M, M.clone(), torch.zeros_like(M), gram, lam, share, mu, held)
+    return _Work(M, M.clone(), torch.zeros_like(M), gram, lam, share, mu, held)
 
 
-def _resolve(gram: Square, mu: float, new_mu: float) -> Square:
-    """T of the solution for another step: L has the singular values s - 1/mu, A has s + 1/mu'."""
+def _threshold_for(gram: Square, mu: float, new_mu: float) -> Square:
+    """Return T of the same solution for another step mu'.
+
+    If A has the singular values s with mu, then L has s - 1/mu, and A has s - 1/mu + 1/mu' with
+    mu'.
+    """
     eigenvalues, V = np.linalg.eigh(gram)
     values = np.maximum(np.sqrt(np.maximum(eigenvalues, 0.0)) - 1 / mu, 0.0)
     return np.asarray((V * (values / (values + 1 / new_mu))) @ V.T)
 
 
-def _solve(state: _State, goal: _Goal) -> _Measures:
-    """Iterate until the goal is reached or the iterations are spent."""
+def _solve(work: _Work, goal: _Goal) -> _Measures:
+    """Iterate until the goal is reached or the iterations are used up."""
     measures = None
-    while state.iterations < goal.iterations:
-        _iterate(state)
-        if state.iterations % _LOOK_EVERY == 0 and state.iterations > _HELD:
-            measures = _measure(state)
+    while work.iterations < goal.iterations:
+        _iterate(work)
+        if work.iterations % _MEASURE_EVERY == 0 and work.iterations > _HELD:
+            measures = _measure(work)
             if goal.reached(measures):
                 return measures
-            if state.iterations % _ADAPT_EVERY == 0:
-                _adapt(state, goal, measures)
-    return measures if state.iterations % _LOOK_EVERY == 0 and measures else _measure(state)
+            if work.iterations % _ADAPT_EVERY == 0:
+                _adapt(work, goal, measures)
+    return measures if work.iterations % _MEASURE_EVERY == 0 and measures else _measure(work)
 
 
-def _adapt(state: _State, goal: _Goal, measures: _Measures) -> None:
-    """Another step where the present one has lost its balance (Boyd et al. 2011, section 3.4.1).
+def _adapt(work: _Work, goal: _Goal, measures: _Measures) -> None:
+    """Change the step mu if residual and gap are out of balance (Boyd et al. 2011, section 3.4.1).
 
-    A gap that is closed while the residual is not calls for a larger mu, and the other way round.
-    Most matrices converge before this is asked; nearly noise-free ones need it.
+    mu is raised if the gap is closed and the residual is not, and lowered in the opposite case.
+    Most matrices converge before the first change; matrices with little noise need it.
     """
-    behind = (measures.residual / goal.tolerance) / max(measures.gap / goal.gap, 1e-12)
-    factor = _ADAPT if behind > _BALANCE else 1 / _ADAPT if behind < 1 / _BALANCE else 1.0
+    imbalance = (measures.residual / goal.tolerance) / max(measures.gap / goal.gap, 1e-12)
+    factor = _ADAPT if imbalance > _BALANCE else 1 / _ADAPT if imbalance < 1 / _BALANCE else 1.0
     if factor == 1.0:
         return
-    gram = np.zeros_like(state.gram)
-    for _, A, U in state.blocks():  # Y and S stay, U = Y / mu changes
+    gram = np.zeros_like(work.gram)
+    for _, A, U in work.blocks():  # Y and S stay the same, U = Y / mu changes
         A.sub_(U)
         A.add_(U.div_(factor))
         gram += _gram(A)
-    state.gram = gram * state.share
-    state.mu *= factor
+    work.gram = gram * work.share
+    work.mu *= factor
 
 
 def _rows(M: torch.Tensor) -> int:
@@ -231,7 +249,7 @@ def _rows(M: torch.Tensor) -> int:
 
 
 def _threshold(gram: Square, mu: float) -> tuple[Vector, Square]:
-    """Shrunk singular values ([n], ascending) and T ([n, n]) with D_{1/mu}(A) = A T."""
+    """Return the shrunk singular values ([n], ascending) and T ([n, n]) with D_{1/mu}(A) = A T."""
     eigenvalues, V = np.linalg.eigh(gram)
     s = np.sqrt(np.maximum(eigenvalues, np.finfo(np.float64).tiny))
     shrunk = np.maximum(s - 1 / mu, 0.0)
@@ -243,24 +261,24 @@ def _gram(block: torch.Tensor, out: torch.Tensor | None = None) -> Square:
 
 
 def _like(M: torch.Tensor, square: Square) -> torch.Tensor:
-    """An n x n matrix with the type and on the device of M (not every device has float64)."""
+    """Copy an n x n matrix to the type and device of M (not every device supports float64)."""
     return torch.from_numpy(square).to(M.dtype).to(M.device)
 
 
-def _iterate(state: _State) -> None:
-    """One pass over the row blocks: S, Y, and the Gram matrix of the next A."""
-    n, alpha = state.M.shape[1], _RELAXATION
-    if state.held is not None and state.iterations < _HELD:
-        T = state.held
+def _iterate(work: _Work) -> None:
+    """Make one pass over the row blocks: update A and U, and sum the Gram matrix of the new A."""
+    n, alpha = work.M.shape[1], _RELAXATION
+    if work.held is not None and work.iterations < _HELD:
+        T = work.held
     else:
-        _, T = _threshold(state.gram, state.mu)
+        _, T = _threshold(work.gram, work.mu)
     # With the relaxed L, M - L + U is M - A (alpha T + (1 - alpha) I) + (2 - alpha) U.
-    relaxed = _like(state.M, alpha * T + (1 - alpha) * np.eye(n))
-    bound = state.lam / state.mu
+    relaxed = _like(work.M, alpha * T + (1 - alpha) * np.eye(n))
+    bound = work.lam / work.mu
     X = torch.empty(0)
-    product = torch.empty((n, n), dtype=state.M.dtype, device=state.M.device)
+    product = torch.empty((n, n), dtype=work.M.dtype, device=work.M.device)
     gram = np.zeros((n, n))
-    for M, A, U in state.blocks():
+    for M, A, U in work.blocks():
         if X.shape != M.shape:
             X = torch.empty_like(M)
         torch.addmm(M, A, relaxed, alpha=-1, out=X)
@@ -269,21 +287,21 @@ def _iterate(state: _State) -> None:
         torch.sub(M, X, out=A)
         A.add_(U, alpha=2)
         gram += _gram(A, product)
-    state.gram = gram * state.share
-    state.iterations += 1
+    work.gram = gram * work.share
+    work.iterations += 1
 
 
-def _measure(state: _State) -> _Measures:
-    """Residual, objective and duality gap of the present iterate; changes nothing.
+def _measure(work: _Work) -> _Measures:
+    """Compute residual, objective and duality gap of the current iterate; ``work`` stays the same.
 
-    The dual problem is max <M, Y> over ||Y||_2 <= 1, |Y| <= lambda. Y = mu U keeps the second
-    bound by construction and is divided by its spectral norm where that exceeds 1.
+    The dual problem is max <M, Y> over ||Y||_2 <= 1, |Y| <= lambda. Y = mu U satisfies the second
+    bound by construction, and is divided by its spectral norm if that exceeds 1.
     """
-    shrunk, T = _threshold(state.gram, state.mu)
-    threshold = _like(state.M, T)
+    shrunk, T = _threshold(work.gram, work.mu)
+    threshold = _like(work.M, T)
     dual_gram = np.zeros_like(T)
     l1 = inner = residual = energy = 0.0
-    for M, A, U in state.blocks():
+    for M, A, U in work.blocks():
         L = torch.mm(A, threshold)
         l1 += float(torch.sub(M, L).abs_().sum())
         L.sub_(A).add_(U)  # L - (M - S)
@@ -291,10 +309,10 @@ def _measure(state: _State) -> _Measures:
         energy += float(torch.mul(M, M, out=L).sum())
         inner += float(torch.mul(M, U, out=L).sum())
         dual_gram += _gram(U)
-    objective = float(shrunk.sum()) + state.lam * state.share * l1
+    objective = float(shrunk.sum()) + work.lam * work.share * l1
     largest = float(np.linalg.eigvalsh(dual_gram)[-1])
-    spectral = state.mu * math.sqrt(max(state.share * largest, 0.0))
-    dual = state.mu * state.share * inner / max(1.0, spectral)
+    spectral = work.mu * math.sqrt(max(work.share * largest, 0.0))
+    dual = work.mu * work.share * inner / max(1.0, spectral)
     return _Measures(
         residual=math.sqrt(residual / energy) if energy else 0.0,
         gap=max(0.0, 1 - dual / objective) if objective else 0.0,
@@ -306,16 +324,16 @@ def _measure(state: _State) -> _Measures:
 
 
 def _result(
-    state: _State, measures: _Measures, goal: _Goal, scale: float, keep_parts: bool
+    work: _Work, measures: _Measures, goal: _Goal, scale: float, keep_parts: bool
 ) -> PCPResult:
-    """The last iterate in the units of the input."""
-    p, n = state.M.shape
+    """Return the last iterate in the units of the input."""
+    p, n = work.M.shape
     low_rank = None
     if keep_parts:
-        low_rank = state.A @ _like(state.M, measures.threshold) * scale
-    sparse = torch.sub(state.M, state.A, out=state.A).add_(state.U)
+        low_rank = work.A @ _like(work.M, measures.threshold) * scale
+    sparse = torch.sub(work.M, work.A, out=work.A).add_(work.U)
     energy, _ = column_energy(sparse)
-    # Below the solver's tolerance an energy is rounding; 1 / it would be a weight out of nothing.
+    # Energies below the solver's tolerance are rounding errors, and weights use 1 / energy.
     energy = np.where(energy <= (goal.tolerance * measures.norm) ** 2 / n, 0.0, energy)
     return PCPResult(
         energy=energy * scale**2,
@@ -324,7 +342,7 @@ def _result(
         objective=measures.objective * scale,
         gap=measures.gap,
         residual=measures.residual,
-        iterations=state.iterations,
+        iterations=work.iterations,
         converged=goal.reached(measures),
         low_rank=low_rank,
         sparse=sparse.mul_(scale) if keep_parts else None,

@@ -1,4 +1,4 @@
-"""Which coordinates an estimator reads: all, a random sample, or the paper's sub-matrices."""
+"""Select the coordinates that an estimator reads: all, a random sample, or sub-matrices."""
 
 from __future__ import annotations
 
@@ -19,31 +19,33 @@ __all__ = ["Drawn", "SampleSize", "check_sample", "draw_rows", "sample_index", "
 SampleSize = int | Literal["auto"] | None
 """Number of coordinates p' to read; None for all; ``auto`` for all unless p n^2 is large."""
 
-_RUN = (
-    32  # neighbouring rows that are drawn together: files are read in few places, chunks stay whole
-)
-_LEAST = 10_000  # rows that ``auto`` never goes below: a relative error of sqrt(2/p') = 1.4%
+_RUN = 32  # rows drawn together: fewer places to read in a file, and chunks of neighbours
+_LEAST = 10_000  # fewest rows of ``auto``: a relative error of sqrt(2/p') = 1.4%
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """The rows to estimate from, and of how many they are a sample.
+    """The rows to estimate from, and the number of rows that they were drawn from.
 
     Attributes:
-        values: [p', n], or the updates themselves where all rows are read.
-        total: p; None while the updates are an iterator that is still to be read to its end.
+        values: [p', n], or the updates themselves if all rows are read.
+        total: p; None if the updates are an iterator that has not been read yet.
     """
 
     values: Updates
     total: int | None
 
     def scale(self, rows: int) -> float:
-        """The factor p / p', by which an energy found on ``rows`` = p' rows is multiplied."""
+        """Return p / p', the factor for an energy that was computed on ``rows`` = p' rows."""
         return 1.0 if self.total is None else self.total / rows
 
 
 def check_sample(sample: SampleSize, seed: int | None) -> None:
-    """Refuse a sample size or seed that makes no sense, by name."""
+    """Check the sample size and the seed.
+
+    Raises:
+        InvalidValueError: one of them is invalid; the message names it.
+    """
     if sample is not None and sample != "auto":
         try:
             positive_int("sample", sample)
@@ -63,23 +65,30 @@ def draw_rows(
     one_pass: bool,
     most: int | None = None,
 ) -> Drawn:
-    """Rows to estimate from; what is not sampled is handed through unread.
+    """Draw the rows to estimate from; updates that are not sampled are returned unread.
 
-    The noise of an update has the same variance in every coordinate, so p' random ones give it to
-    a relative error of about sqrt(2 / p') at a cost that does not grow with p. The paper takes the
-    first rows (its section on scalability), which are one layer; these are from the whole model.
+    The noise of an update has the same variance in every coordinate, so p' random coordinates
+    determine it with a relative error of about sqrt(2 / p'), at a cost that does not depend on p.
+    The paper uses the first rows (its section on scalability), which belong to one layer; this
+    sample comes from the whole model.
 
     Args:
         updates: [p, n], or a source or iterator of row blocks.
-        sample: p'; None for all rows; ``auto`` for all rows while p n^2 <= ``budget``, and then
-            the number that keeps p' n^2 there (but 10,000 at least).
-        seed: of the choice; None takes the operating system's randomness. A client that knew the
-            choice could spare those coordinates its noise, so a deployed server takes None.
+        sample: p'; None for all rows. ``auto`` uses all rows if p n^2 <= ``budget``, and otherwise
+            budget / n^2 rows, but at least 10,000.
+        seed: seed of the sample; None for the operating system's randomness. A client that can
+            predict the sample could leave out the noise there, so a deployed server uses None.
         budget: see ``sample``.
-        one_pass: the estimator reads an iterator to its end without keeping it, so ``auto`` has
-            nothing to save there.
-        most: ``auto`` takes no more rows than this: with few columns it is passes over rows that
-            cost, not n^2.
+        one_pass: whether the estimator reads an iterator once without storing it. ``auto`` then
+            does not sample iterators, because that would save nothing.
+        most: upper limit of ``auto``, for estimators whose cost is dominated by passes over the
+            rows rather than by n^2.
+
+    Returns:
+        The rows [p', n], and p where it is known.
+
+    Raises:
+        UpdateError: the updates are malformed.
     """
     if isinstance(updates, torch.Tensor | np.ndarray):
         updates = updates if updates.ndim == 2 and 0 not in updates.shape else as_tensor(updates)
@@ -100,27 +109,45 @@ def draw_rows(
 
 
 def sample_index(p: int, count: int, seed: int | None) -> NDArray[np.int64]:
-    """``count`` of the rows 0..p-1, sorted: short runs, one at random in each of equal strata.
+    """Draw ``count`` of the rows 0..p-1, in ascending order.
 
-    Every layer is then represented by its share, and a file is read in few places.
+    The rows are divided into strata of equal size, and a run of 32 neighbouring rows is drawn at a
+    random position in each. So every layer is represented in proportion to its size, and a file is
+    read in few places. If that many runs would cover more than half of the rows, single rows are
+    drawn instead.
+
+    Args:
+        p: number of rows.
+        count: number of rows to draw; all rows if it is p or more.
+        seed: seed of the sample; None for the operating system's randomness.
+
+    Returns:
+        [min(count, p)] row numbers.
     """
     if count >= p:
         return np.arange(p)
     rng = np.random.default_rng(seed)
     runs = -(-count // _RUN)
-    if runs * _RUN > p // 2:  # too dense for runs
+    if runs * _RUN > p // 2:
         return np.sort(rng.choice(p, count, replace=False))
     edges = np.arange(runs + 1) * p // runs
-    room = np.diff(edges) - _RUN
-    starts = edges[:-1] + np.floor(rng.random(runs) * (room + 1)).astype(np.int64)
+    last_offset = np.diff(edges) - _RUN
+    starts = edges[:-1] + np.floor(rng.random(runs) * (last_offset + 1)).astype(np.int64)
     return np.asarray((starts[:, None] + np.arange(_RUN)).ravel()[:count])
 
 
 def submatrices(p: int, rows: int, number: int | None) -> list[slice]:
-    """The paper's sub-matrices M_1 .. M_Q of ``rows`` = p' rows each, Q = floor(p / p').
+    """Return the rows of the paper's sub-matrices M_1 .. M_Q, Q = floor(p / p').
 
-    The last one is aligned to the end, as in the paper. ``number`` takes only so many of them,
-    evenly spread and beginning with the first; None takes all. With p' >= p it is M itself.
+    The last sub-matrix ends with the last row, as in the paper.
+
+    Args:
+        p: number of rows of M.
+        rows: p', number of rows of a sub-matrix. If p' >= p, the only sub-matrix is M.
+        number: how many sub-matrices, evenly spaced from the first; None for all.
+
+    Returns:
+        One slice of the rows for each sub-matrix.
     """
     if rows >= p:
         return [slice(0, p)]
@@ -143,7 +170,10 @@ def _count(n: int, sample: SampleSize, budget: int, most: int | None) -> int | N
 def _draw_from_iterator(
     updates: Iterable[object], sample: SampleSize, seed: int | None, budget: int, most: int | None
 ) -> Drawn:
-    """A uniform sample of an iterator of unknown length: the rows with the smallest random keys."""
+    """Draw a uniform sample from an iterator of unknown length.
+
+    Each row gets a random key, and the rows with the smallest keys are kept.
+    """
     rng = np.random.default_rng(seed)
     held: list[torch.Tensor] = []
     keys: list[NDArray[np.float64]] = []

@@ -1,4 +1,4 @@
-"""`NoiseTracker`: estimates over rounds - how often to estimate, and what to remember."""
+"""`NoiseTracker`: runs an estimator over rounds and averages each client's estimates."""
 
 from __future__ import annotations
 
@@ -12,32 +12,34 @@ from numpy.typing import NDArray
 
 from noisewise.checks import positive_int, positive_number
 from noisewise.errors import InvalidValueError, UpdateError
-from noisewise.noise.estimate import Estimator, Matrix, NoiseEstimate
-from noisewise.noise.factor import Factor
-from noisewise.noise.unforeseen import reseeded
+from noisewise.noise.estimate import Estimator, Matrix, NoiseEstimate, WarmStart
+from noisewise.noise.reseeding import reseeded
 
 __all__ = ["NoiseTracker", "TrackerState"]
 
 TrackerState = Mapping[str, NDArray[np.float64] | NDArray[np.str_]]
-"""Named arrays: ids, log_level and count [m] each, log_scale and rounds [1] each."""
+"""Named arrays: ``ids``, ``log_level`` and ``count`` [m] each, ``log_scale`` and ``rounds`` [1]."""
 
 
 @dataclass(frozen=True)
 class NoiseTracker:
-    """Runs an estimator over rounds and remembers what it said of each client.
+    """Runs an estimator over rounds and averages each client's estimates.
 
-    A client's noise level hardly changes from round to round (eq. sigma_i^2: it follows from the
-    client's plan), so the estimates of several rounds are averaged. What does change is a factor
-    common to all clients (a learning-rate schedule; the share of the noise that PCP sees), on
-    which weights do not depend: log sigma_it^2 = s_t + l_i + error, with s_t the median over the
-    known clients and l_i averaged over rounds. A client that is new gets its level at once. One
-    whose estimate is off by more than the factor ``change`` has changed its level: it starts anew.
+    A client's noise level hardly changes from round to round, because it follows from the client's
+    plan (eq. sigma_i^2). The tracker therefore averages the estimates of several rounds. A factor
+    that is common to all clients can change, for example with a learning-rate schedule or with the
+    share of the noise that PCP finds; weights do not depend on it. The model is
+    log sigma_it^2 = s_t + l_i + error: the scale s_t is the median over the known clients, and the
+    level l_i is averaged over rounds. The first estimate of a new client is its level. If an
+    estimate differs from the level by more than the factor ``change``, the client has changed its
+    noise, and the average starts again from that estimate.
 
     Attributes:
-        estimator: the estimator of a single round.
-        every: estimate in every k-th round and whenever a client is new, or in the ``first`` round
-            in which a client takes part and never again (as the authors' code does).
-        memory: number of estimates over which levels are averaged; 1 takes each as it comes.
+        estimator: the estimator for a single round.
+        every: k estimates in every k-th round and in each round with a new client. ``"first"``
+            estimates only in the first round in which a client takes part, as the authors' code
+            does.
+        memory: number of estimates over which levels are averaged; 1 for no averaging.
         change: factor by which an estimate must differ from the level to replace it.
     """
 
@@ -58,53 +60,69 @@ class NoiseTracker:
             raise InvalidValueError("change", self.change, "must be a factor > 1")
 
     def reseeded(self, seed: int | None) -> Self:
-        """See `noisewise.noise.unforeseen.Reseedable`."""
+        """See `noisewise.noise.reseeding.Reseedable`."""
         return replace(self, estimator=reseeded(self.estimator, seed, "estimator"))
 
     def estimate(
         self, updates: Matrix, ids: Sequence[str], state: TrackerState
     ) -> tuple[NoiseEstimate, TrackerState]:
-        """The round's estimate for the clients ``ids``, and the state for the next round.
+        """Estimate the noise energies of a round's clients.
 
         Args:
             updates: [p, n].
-            ids: the n clients, in the order of the columns.
-            state: what the last call returned; empty at first. It is not modified.
+            ids: the n client ids, in the order of the columns.
+            state: the state that the previous call returned; empty in the first round. It is not
+                modified.
 
         Returns:
-            An estimate whose variances are on the scale of this round's (or the last) estimate;
-            its details say whether it was ``remembered`` and how many ``estimates`` it rests on.
+            The estimate and the state for the next round. The variances are on the scale of the
+            latest estimate. The details say whether the variances are ``remembered`` from earlier
+            rounds only, and how many ``estimates`` ([n]) were averaged.
+
+        Raises:
+            UpdateError: an id occurs twice, or the number of ids is not n.
+
+        Example:
+            >>> from noisewise.noise import Norm
+            >>> tracker, state = NoiseTracker(Norm()), {}
+            >>> for scale in (2.0, 2.2):
+            ...     updates = np.diag([scale, 2 * scale])
+            ...     estimate, state = tracker.estimate(updates, ["a", "b"], state)
+            >>> estimate.details["estimates"].tolist()
+            [2.0, 2.0]
         """
         if len(set(ids)) != len(ids) or len(ids) != updates.shape[1]:
             raise UpdateError(
-                f"updates of shape {tuple(updates.shape)} do not fit the {len(set(ids))} different "
-                f"client ids of {len(ids)}"
+                f"updates has shape {tuple(updates.shape)} and there are {len(ids)} client ids, "
+                f"{len(set(ids))} of them different: must be one different id for each column"
             )
         memory = _Memory.of(state)
-        if self._rests(ids, memory):
+        if self._can_reuse(ids, memory):
             estimate = memory.recall(ids, self.estimator.name)
         else:
-            fresh = self._fresh(updates, ids, memory)
-            estimate = self._learn(fresh, ids, memory)
+            new = self._estimate_round(updates, ids, memory)
+            estimate = self._average(new, ids, memory)
         memory.rounds += 1
         return estimate, memory.state()
 
-    def _fresh(self, updates: Matrix, ids: Sequence[str], memory: _Memory) -> NoiseEstimate:
-        """The round's own estimate; the factor model starts from what is known."""
-        if isinstance(self.estimator, Factor) and all(client in memory.levels for client in ids):
-            known = memory.recall(ids, self.estimator.name).variance
-            return self.estimator.estimate(updates, start=known)
+    def _estimate_round(
+        self, updates: Matrix, ids: Sequence[str], memory: _Memory
+    ) -> NoiseEstimate:
+        """Estimate from this round's updates, with a warm start if every client is known."""
+        if isinstance(self.estimator, WarmStart) and all(client in memory.levels for client in ids):
+            start = memory.recall(ids, self.estimator.name).variance
+            return self.estimator.estimate_from(updates, start)
         return self.estimator.estimate(updates)
 
-    def _rests(self, ids: Sequence[str], memory: _Memory) -> bool:
-        """Whether this round needs no estimate: it is not due and every client is known."""
+    def _can_reuse(self, ids: Sequence[str], memory: _Memory) -> bool:
+        """Return whether no estimate is due in this round and every client is known."""
         due = self.every != "first" and memory.rounds % self.every == 0
         return not due and all(client in memory.levels for client in ids)
 
-    def _learn(self, fresh: NoiseEstimate, ids: Sequence[str], memory: _Memory) -> NoiseEstimate:
-        """Merge a fresh estimate into the memory, and return the better of both."""
-        usable = np.isfinite(fresh.variance) & (fresh.variance > 0)
-        log_variance = np.log(np.where(usable, fresh.variance, 1.0))
+    def _average(self, new: NoiseEstimate, ids: Sequence[str], memory: _Memory) -> NoiseEstimate:
+        """Add a new estimate to the averages in ``memory``, and return the averages."""
+        usable = np.isfinite(new.variance) & (new.variance > 0)
+        log_variance = np.log(np.where(usable, new.variance, 1.0))
         ratios = [
             log_variance[i] - memory.levels[client]
             for i, client in enumerate(ids)
@@ -112,18 +130,18 @@ class NoiseTracker:
         ]
         if ratios:
             memory.log_scale = float(np.median(ratios))
-        variance = fresh.variance.copy()
+        variance = new.variance.copy()
         counts = np.zeros(len(ids))
         for i, client in enumerate(ids):
             if not usable[i]:
-                continue  # no noise at all, or no number: nothing to average, the caller decides
+                continue  # a variance of 0, inf or NaN is returned as it is and not averaged
             observed = float(log_variance[i]) - memory.log_scale
             self._update(memory, client, observed)
             if self.memory > 1 or self.every == "first":
                 variance[i] = math.exp(memory.log_scale + memory.levels[client])
             counts[i] = memory.counts[client]
-        details = {**fresh.details, "remembered": False, "estimates": counts}
-        return NoiseEstimate(variance, fresh.method, fresh.converged, details)
+        details = {**new.details, "remembered": False, "estimates": counts}
+        return NoiseEstimate(variance, new.method, new.converged, details)
 
     def _update(self, memory: _Memory, client: str, observed: float) -> None:
         level = memory.levels.get(client)
@@ -139,7 +157,7 @@ class NoiseTracker:
 
 @dataclass
 class _Memory:
-    """The state as Python values: a working copy that one call fills and packs again."""
+    """The state as Python values: a copy that one call changes and converts back to arrays."""
 
     levels: dict[str, float]
     counts: dict[str, float]

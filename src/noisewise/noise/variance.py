@@ -1,4 +1,4 @@
-"""Closed forms of the paper's section 'Noise level in clients' DP model updates', from scalars."""
+"""Closed forms of the noise in updates (the paper's "Noise level in clients' DP model updates")."""
 
 from __future__ import annotations
 
@@ -27,27 +27,31 @@ def gradient_noise_variance(
     mean_gradient_norm: ArrayLike | None = None,
     gradient_variance: ArrayLike | None = None,
 ) -> NDArray[np.float64]:
-    """Variance of one noisy batch gradient, summed over its p coordinates.
+    """Compute the variance of one noisy batch gradient, summed over its p coordinates.
 
-    The DP part is p c^2 z^2 / b^2. What is added to it depends on the clipping (the paper has two
-    cases, and the approximation that drops the sampling part because p is large):
+    The variance is p c^2 z^2 / b^2 for the DP noise, plus a sampling part that depends on the
+    clipping. The paper has two cases, and an approximation for large p without the sampling part:
 
-    - neither option: the approximation of eq. var_g_effective, the DP part alone;
-    - ``mean_gradient_norm``: every sample is clipped, eq. var_g_effective,
+    - no option: the approximation of eq. var_g_effective, the DP noise only;
+    - ``mean_gradient_norm``: every record is clipped, eq. var_g_effective,
       (c^2 - ||G||^2) / b + p c^2 z^2 / b^2;
-    - ``gradient_variance``: no sample is clipped, eq. var_g_ineffective,
+    - ``gradient_variance``: no record is clipped, eq. var_g_ineffective,
       sigma_g^2 + p c^2 z^2 / b^2.
 
     Args:
         p: number of model parameters.
         clip_norm: c, scalar or [n].
-        noise_multiplier: z, scalar or [n]; 0 stands for no DP noise.
-        batch_size: b, scalar or [n] (the expected batch: the divisor of the noisy sum).
+        noise_multiplier: z, scalar or [n]; 0 means no DP noise.
+        batch_size: b, scalar or [n]: the expected batch size, which divides the noisy sum.
         mean_gradient_norm: ||G||, at most c, scalar or [n].
-        gradient_variance: sigma_g^2, the variance of the clean batch gradient, scalar or [n].
+        gradient_variance: sigma_g^2, the variance of the batch gradient without DP noise, scalar or
+            [n].
 
     Returns:
-        sigma_g~^2, float64, of the broadcast shape of the arguments.
+        sigma_g~^2 in float64, with the broadcast shape of the arguments.
+
+    Raises:
+        InvalidValueError: an argument is out of range, or both options are given.
 
     Examples:
         >>> round(float(gradient_noise_variance(1000, 1.0, 2.0, 10)), 6)
@@ -59,7 +63,8 @@ def gradient_noise_variance(
         raise InvalidValueError(
             "gradient_variance",
             gradient_variance,
-            "belongs to ineffective clipping and mean_gradient_norm to effective: give one",
+            "is for the case that no record is clipped, mean_gradient_norm for the case that all "
+            "are: set only one of the two",
         )
     c = _numbers("clip_norm", clip_norm)
     z = _numbers("noise_multiplier", noise_multiplier, zero=True)
@@ -72,7 +77,7 @@ def gradient_noise_variance(
     g = _numbers("mean_gradient_norm", mean_gradient_norm, zero=True)
     if np.any(g > c):
         raise InvalidValueError(
-            "mean_gradient_norm", mean_gradient_norm, f"cannot exceed clip_norm = {clip_norm!r}"
+            "mean_gradient_norm", mean_gradient_norm, f"must be at most clip_norm = {clip_norm!r}"
         )
     return np.asarray((c**2 - g**2) / b + dp)
 
@@ -88,23 +93,30 @@ def update_noise_variance(
     mean_gradient_norm: ArrayLike | None = None,
     gradient_variance: ArrayLike | None = None,
 ) -> NDArray[np.float64]:
-    """Variance of a client's update of one round: the paper's sigma_i^2, eq. sigma_i^2.
+    """Compute the noise variance of a client's update in one round: the paper's eq. sigma_i^2.
 
-    sigma_i^2 = steps * lr^2 * sigma_g~^2 with steps = K_i ceil(N_i / b_i): the noise of every local
-    step is independent. It is the quantity that `NoiseEstimate.variance` estimates.
+    sigma_i^2 = steps * lr^2 * sigma_g~^2 with steps = K_i ceil(N_i / b_i), because the noise of the
+    local steps is independent. `NoiseEstimate.variance` estimates this quantity.
 
     Args:
         p: number of model parameters.
         steps: local steps of one round, scalar or [n].
         learning_rate: local step size, scalar or [n].
-        clip_norm: see `gradient_noise_variance`, as the remaining arguments.
+        clip_norm: c; this and the following arguments are those of `gradient_noise_variance`.
         noise_multiplier: z.
         batch_size: b.
-        mean_gradient_norm: ||G||, for effective clipping with its sampling part.
-        gradient_variance: sigma_g^2, for ineffective clipping.
+        mean_gradient_norm: ||G||, if every record is clipped.
+        gradient_variance: sigma_g^2, if no record is clipped.
 
     Returns:
-        sigma_i^2, float64, of the broadcast shape of the arguments.
+        sigma_i^2 in float64, with the broadcast shape of the arguments.
+
+    Raises:
+        InvalidValueError: an argument is out of range.
+
+    Example:
+        >>> update_noise_variance(1000, [1, 4], 0.5, 1.0, 2.0, 10).round(6).tolist()
+        [10.0, 40.0]
     """
     gradient = gradient_noise_variance(
         p,
@@ -119,11 +131,21 @@ def update_noise_variance(
 
 
 def aggregate_noise(weights: ArrayLike, variance: ArrayLike) -> float:
-    """Noise of the weighted sum of updates, sum_i w_i^2 sigma_i^2 (objective of eq. w_opt).
+    """Compute the noise energy of a weighted sum, sum_i w_i^2 sigma_i^2 (objective of eq. w_opt).
 
     Args:
-        weights: [n], as used (they need not sum to 1).
-        variance: [n], sigma_i^2; infinite where the weight is 0 is allowed.
+        weights: [n]; they do not have to sum to 1.
+        variance: [n], sigma_i^2 >= 0; may be infinite where the weight is 0.
+
+    Returns:
+        The noise energy.
+
+    Raises:
+        InvalidValueError: a variance is negative or NaN, or the shapes differ.
+
+    Example:
+        >>> aggregate_noise([0.5, 0.5], [1.0, 3.0])
+        1.0
     """
     v = _numbers("variance", variance, zero=True, infinite=True)
     w = _weights(weights, v)
@@ -132,23 +154,39 @@ def aggregate_noise(weights: ArrayLike, variance: ArrayLike) -> float:
 
 
 def oracle_noise(variance: ArrayLike) -> float:
-    """The least noise that weights summing to 1 can reach, 1 / sum_i 1/sigma_i^2 (eq. w_opt).
+    """Compute the least noise energy of weights with sum 1: 1 / sum_i 1/sigma_i^2 (eq. w_opt).
 
-    A client without noise makes it 0.
+    Args:
+        variance: [n], sigma_i^2 >= 0; infinite values are allowed.
+
+    Returns:
+        The noise energy; 0 if a client has no noise.
+
+    Raises:
+        InvalidValueError: there is no variance, or one is negative or NaN.
     """
     v = np.atleast_1d(_numbers("variance", variance, zero=True, infinite=True))
     if v.size == 0:
-        raise InvalidValueError("variance", variance, "must be one number or more")
+        raise InvalidValueError("variance", variance, "must have at least one number")
     if np.any(v == 0):
         return 0.0
-    smallest = float(np.min(v))  # taken out, so that 1/v cannot overflow
+    smallest = float(np.min(v))  # factored out, so that 1/v cannot overflow
     return smallest if np.isinf(smallest) else smallest / float(np.sum(smallest / v))
 
 
 def excess_noise(weights: ArrayLike, variance: ArrayLike) -> float:
-    """`aggregate_noise` relative to `oracle_noise`: 1 is perfect.
+    """Compute `aggregate_noise` divided by `oracle_noise`; 1 is the optimum.
 
-    With a noise-free client the oracle has no noise: 1 if the weights have none either, else inf.
+    Args:
+        weights: [n].
+        variance: [n], sigma_i^2 >= 0.
+
+    Returns:
+        The ratio. If a client has no noise, the oracle has none either; the result is then 1 if
+        the weighted sum has no noise, and inf otherwise.
+
+    Raises:
+        InvalidValueError: a variance is negative or NaN, or the shapes differ.
     """
     noise, least = aggregate_noise(weights, variance), oracle_noise(variance)
     if least == 0:
@@ -162,19 +200,26 @@ def signal_share(
     steps: ArrayLike = 1.0,
     reference: ArrayLike | None = None,
 ) -> float:
-    """Signal-to-noise ratio of a weighted sum over the best that any weights can reach, in [0, 1].
+    """Compute the signal-to-noise ratio of a weighted sum, relative to the best weights.
 
-    A client's update carries signal in proportion to its local steps E_i, so the ratio is
-    (sum w_i E_i)^2 / sum w_i^2 sigma_i^2, at most sum E_i^2 / sigma_i^2, which weights
-    w_i ~ E_i / sigma_i^2 attain; for updates divided by their steps all E_i are 1 and 1/sigma_i^2
-    is best.
+    The signal in a client's update is proportional to its local steps E_i, so the ratio is
+    (sum w_i E_i)^2 / sum w_i^2 sigma_i^2. Its maximum is sum E_i^2 / sigma_i^2, at
+    w_i ~ E_i / sigma_i^2. For updates divided by their steps, all E_i are 1 and the best weights
+    are w_i ~ 1/sigma_i^2.
 
     Args:
         weights: [n].
-        variance: [n], sigma_i^2 > 0; infinite is allowed.
+        variance: [n], sigma_i^2 > 0; infinite values are allowed.
         steps: E_i, [n] or a scalar.
-        reference: [n], the noise with which the best is attained, where it is another one: a method
-            that makes clients add more noise than their budgets ask for stays behind.
+        reference: [n], noise energies for the best weights; ``variance`` by default. With the noise
+            that the clients' own budgets require, a method that makes clients add more noise gets
+            a lower result.
+
+    Returns:
+        A number in [0, 1]; 0 if all reference variances are infinite.
+
+    Raises:
+        InvalidValueError: a value is out of range, or the shapes differ.
 
     Example:
         >>> round(signal_share([0.8, 0.2], [1.0, 4.0]), 12)
@@ -185,26 +230,39 @@ def signal_share(
     v = _numbers("variance", variance, infinite=True)
     w = _weights(weights, v)
     if w.size == 0:
-        raise InvalidValueError("weights", weights, "must be one number or more")
+        raise InvalidValueError("weights", weights, "must have at least one number")
     e = _numbers("steps", steps)
     if e.shape not in ((), w.shape):
         raise InvalidValueError("steps", e.shape, f"must be one number or [n] like {w.shape}")
-    least = v if reference is None else _numbers("reference", reference, infinite=True)
-    if least.shape != w.shape:
-        raise InvalidValueError("reference", least.shape, f"must be [n] like weights, {w.shape}")
-    smallest = float(np.min(least))
+    best_v = v if reference is None else _numbers("reference", reference, infinite=True)
+    if best_v.shape != w.shape:
+        raise InvalidValueError("reference", best_v.shape, f"must be [n] like weights, {w.shape}")
+    smallest = float(np.min(best_v))
     if np.isinf(smallest):
-        return 0.0  # nobody says anything
+        return 0.0  # all variances are infinite
     noise = aggregate_noise(w, v / smallest)
-    best = float(np.sum(e**2 / (least / smallest)))
+    best = float(np.sum(e**2 / (best_v / smallest)))
     return float(np.sum(w * e) ** 2 / (noise * best)) if noise > 0 and best > 0 else 0.0
 
 
 def common_factor(estimate: ArrayLike, variance: ArrayLike) -> float:
-    """The factor by which an estimate is off for all clients alike: the median of the ratios.
+    """Compute the factor by which an estimate is wrong for all clients: the median of the ratios.
 
-    Weights do not depend on it (the paper's section on reliability, its r^2). NaN without a client
-    whose true variance is above 0.
+    Weights do not depend on this factor (the paper's section on reliability, its r^2).
+
+    Args:
+        estimate: [n], estimated noise energies.
+        variance: [n], true noise energies >= 0.
+
+    Returns:
+        The median of estimate / variance over clients with variance > 0; NaN if there is none.
+
+    Raises:
+        InvalidValueError: a value is out of range, or the shapes differ.
+
+    Example:
+        >>> common_factor([2.0, 4.0, 8.2], [1.0, 2.0, 4.0])
+        2.0
     """
     e = np.atleast_1d(_numbers("estimate", estimate, zero=True, infinite=True))
     v = np.atleast_1d(_numbers("variance", variance, zero=True))
@@ -214,7 +272,7 @@ def common_factor(estimate: ArrayLike, variance: ArrayLike) -> float:
 
 
 def _weights(value: ArrayLike, variance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """``value`` as float64 if it is [n] like ``variance``."""
+    """Return ``value`` in float64 if it has the shape [n] of ``variance``; raise otherwise."""
     try:
         weights = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
@@ -229,7 +287,7 @@ def _weights(value: ArrayLike, variance: NDArray[np.float64]) -> NDArray[np.floa
 def _numbers(
     field: str, value: ArrayLike, *, zero: bool = False, infinite: bool = False
 ) -> NDArray[np.float64]:
-    """``value`` as float64 if all of it is > 0 (>= 0 with ``zero``) and finite."""
+    """Return ``value`` in float64 if all of it is > 0 (>= 0 with ``zero``) and finite."""
     allowed = f"must be {'' if infinite else 'finite and '}{'>= 0' if zero else '> 0'}"
     try:
         numbers = np.asarray(value, dtype=np.float64)

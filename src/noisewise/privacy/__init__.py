@@ -1,4 +1,4 @@
-"""The budget, its accounting and the local plan that training and accounting share."""
+"""Privacy budgets, accounting, the ledger, and the plan that training and accounting share."""
 
 from noisewise.privacy.accounting import ACCOUNTANTS, DEFAULT_ACCOUNTANT, epsilon_of
 from noisewise.privacy.budget import PrivacyBudget, budget_warnings, overall_guarantee

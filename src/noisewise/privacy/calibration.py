@@ -1,4 +1,4 @@
-"""Calibration: the smallest noise multiplier that keeps a budget, confirmed and cached on disk."""
+"""Calibration: the smallest noise multiplier for a budget, confirmed and cached on disk."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ from importlib import metadata
 from pathlib import Path
 
 from noisewise.errors import AccountingError, InvalidValueError, NoisewiseError
-from noisewise.privacy.accounting import (
-    DEFAULT_ACCOUNTANT,
-    RENYI,
-    SMALLEST_PLD_NOISE,
-    check_bounds,
-    epsilon_of,
-    grid_widths,
-    moments_floor,
-    pld_epsilon_on_grid,
-)
+from noisewise.privacy.accounting import DEFAULT_ACCOUNTANT, check_bounds, epsilon_of
 from noisewise.privacy.budget import PrivacyBudget
 from noisewise.privacy.first_guess import first_guess
+from noisewise.privacy.pld_accountant import (
+    SMALLEST_PLD_NOISE,
+    grid_widths,
+    pld_epsilon_on_grid,
+)
+from noisewise.privacy.renyi_accountant import RENYI, moments_floor
 from noisewise.storage import cache_dir
 
 __all__ = ["Calibration", "calibrate"]
@@ -36,18 +33,18 @@ LARGEST_EPSILON, SMALLEST_EPSILON, MOST_PLANNED_STEPS = 10_000.0, 0.01, 10_000_0
 
 _LARGEST_Z, _SMALLEST_Z = 1e6, 1e-3
 
-_NEAR_ON_GRIDS = (0.05, 0.03)
-"""How near to the aim the search comes on the first and the second grid."""
+_TOLERANCE_ON_GRIDS = (0.05, 0.03)
+"""Relative distance to the target at which the search on the first and the second grid ends."""
 
 _JUMP = 1e-4
-"""A bracket of this relative width around the target shows that the accountant jumps over it."""
+"""If a bracket of this relative width holds the target, the accountant's epsilon jumps there."""
 
 version = cache(metadata.version)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A noise multiplier with the epsilon that it reaches, which is at most the target."""
+    """A noise multiplier and its epsilon, which is at most the budget's epsilon."""
 
     noise_multiplier: float
     epsilon: float
@@ -58,114 +55,117 @@ def calibrate(
 ) -> Calibration:
     """Find z such that ``steps`` steps at ``sample_rate`` spend at most ``budget``.
 
-    The answer is safe, epsilon(z) <= budget.epsilon, and tight, within `SLACK` of it (for epsilons
-    of many hundreds, where ``pld`` hands over to ``rdp``, it may be looser). A cached answer is
-    confirmed by one evaluation before it is used, so a damaged cache can make it neither unsafe nor
-    needlessly noisy.
+    The result is safe, epsilon(z) <= budget.epsilon, and tight, within `SLACK` of it (it may be
+    looser for epsilons of many hundreds, where ``pld`` uses ``rdp``). A cached result is confirmed
+    by one evaluation before it is used, so a damaged cache can make it neither unsafe nor
+    needlessly noisy. A first calibration takes at most 3 seconds of processor time
+    (benchmarks/calibration.py).
 
-    Within these bounds a first calibration takes at most 3 seconds of a processor's time
-    (benchmarks/calibration.py):
+    Args:
+        budget: epsilon from 0.01 to 10,000; delta below the probability that a record is ever
+            sampled, and for ``pld`` at least 4.6e-16 times the steps.
+        sample_rate: q, from 1e-6 to 1.
+        steps: number of steps in all rounds together, at most 10^7.
+        accountant: one of `noisewise.privacy.accounting.ACCOUNTANTS`.
 
-    - ``budget.epsilon`` from 0.01 to 10,000; ``budget.delta`` below the chance that a record is
-      ever sampled, and for ``pld`` at least 4.6e-16 times the steps;
-    - ``sample_rate`` from 1e-6 to 1; ``steps`` at most 10^7.
+    Returns:
+        The noise multiplier z and its epsilon.
 
     Raises:
-        InvalidValueError: a value outside of these bounds.
-        AccountingError: if no noise multiplier keeps the budget under this accountant.
+        InvalidValueError: a value is outside of these bounds.
+        AccountingError: no noise multiplier satisfies the budget with this accountant.
 
     Example:
         >>> round(calibrate(PrivacyBudget(0.5, 1e-4), 32 / 2400, 15_000).noise_multiplier, 1)
         9.7
     """
     _check_bounds(budget, sample_rate, steps, accountant)
-    _refuse_below_floor(budget, accountant)
+    _check_moments_floor(budget, accountant)
     key = _key(budget, sample_rate, steps, accountant)
-    known = _read_cache(_cache_file()).get(key)
-    known = known and _confirmed(known, budget, sample_rate, steps, accountant)
-    if known is not None:
-        return known
-    found = _search(budget, sample_rate, steps, accountant)
-    _append_cache(key, found)
-    return found
+    cached = _read_cache(_cache_file()).get(key)
+    cached = cached and _confirmed(cached, budget, sample_rate, steps, accountant)
+    if cached is not None:
+        return cached
+    result = _search(budget, sample_rate, steps, accountant)
+    _append_cache(key, result)
+    return result
 
 
 def _confirmed(
-    known: Calibration, budget: PrivacyBudget, sample_rate: float, steps: int, accountant: str
+    cached: Calibration, budget: PrivacyBudget, sample_rate: float, steps: int, accountant: str
 ) -> Calibration | None:
-    """A cached answer if an evaluation of our own finds it as safe and as tight as a search's."""
+    """The cached result if the accountant finds it safe and tight, else None."""
     try:
-        epsilon = epsilon_of(sample_rate, known.noise_multiplier, steps, budget.delta, accountant)
+        epsilon = epsilon_of(sample_rate, cached.noise_multiplier, steps, budget.delta, accountant)
     except NoisewiseError:
         return None
-    sound = (1 - SLACK) * budget.epsilon <= epsilon <= budget.epsilon
-    return Calibration(known.noise_multiplier, epsilon) if sound else None
+    is_valid = (1 - SLACK) * budget.epsilon <= epsilon <= budget.epsilon
+    return Calibration(cached.noise_multiplier, epsilon) if is_valid else None
 
 
 def _check_bounds(budget: PrivacyBudget, sample_rate: float, steps: int, accountant: str) -> None:
     check_bounds(sample_rate, steps, budget.delta, accountant)
     if steps > MOST_PLANNED_STEPS:
         raise InvalidValueError(
-            "steps", steps, f"must be at most {MOST_PLANNED_STEPS:,} to calibrate noise for them"
+            "steps", steps, f"must be at most {MOST_PLANNED_STEPS:,} for a calibration"
         )
     if not SMALLEST_EPSILON <= budget.epsilon <= LARGEST_EPSILON:
         raise InvalidValueError(
             "epsilon",
             budget.epsilon,
-            f"must be from {SMALLEST_EPSILON:g} to {LARGEST_EPSILON:g} to calibrate noise for it",
+            f"must be from {SMALLEST_EPSILON:g} to {LARGEST_EPSILON:g} for a calibration",
         )
     sampled = -math.expm1(steps * math.log1p(-sample_rate)) if sample_rate < 1 else 1.0
     if budget.delta >= sampled:
         raise InvalidValueError(
             "delta",
             budget.delta,
-            f"must be below {sampled:.4g}, the chance that a record is sampled at all in {steps} "
-            f"steps at sample_rate = {sample_rate:g}: else the budget holds without any noise",
+            f"must be below {sampled:.4g}, the probability that a record is sampled in any of "
+            f"{steps} steps at sample_rate = {sample_rate:g}; a larger delta needs no noise at all",
         )
 
 
-def _refuse_below_floor(budget: PrivacyBudget, accountant: str) -> None:
+def _check_moments_floor(budget: PrivacyBudget, accountant: str) -> None:
     if accountant == "moments" and budget.epsilon <= moments_floor(budget.delta) * (1 + 1e-9):
         raise AccountingError(
             f"epsilon = {budget.epsilon:g} is below the floor {moments_floor(budget.delta):.4g} of "
-            f"accountant 'moments' at delta = {budget.delta:g}: no noise reaches it; use "
+            f"accountant 'moments' at delta = {budget.delta:g}, which no noise can reach; use "
             "accountant 'pld' or 'rdp', or a larger epsilon"
         )
 
 
 def _search(budget: PrivacyBudget, sample_rate: float, steps: int, accountant: str) -> Calibration:
-    """Secant steps on log epsilon against log z, kept inside a bracket.
+    """Find z by secant steps on log epsilon against log z, kept inside a bracket.
 
-    Where ``pld`` refines its grid, the search comes near on the coarser grids first: they cost a
-    tenth, and the last grid is then asked once or twice.
+    Where ``pld`` refines its grid, the search first comes near on the coarser grids, which cost a
+    tenth; the finest grid is then evaluated once or twice.
     """
-    aim = (1 - SLACK / 2) * budget.epsilon
-    z, slope = first_guess(
-        budget, sample_rate, steps, RENYI.get(accountant), (2 * _SMALLEST_Z, _LARGEST_Z / 2), aim
-    )
+    target = (1 - SLACK / 2) * budget.epsilon
+    bounds = (2 * _SMALLEST_Z, _LARGEST_Z / 2)
+    z, slope = first_guess(budget, sample_rate, steps, RENYI.get(accountant), bounds, target)
     if accountant == "pld" and sample_rate < 1:
-        for level, share in enumerate(_NEAR_ON_GRIDS):
+        for level, tolerance in enumerate(_TOLERANCE_ON_GRIDS):
 
             def rough(z: float, level: int = level) -> float | None:
                 return _rough_epsilon(budget, sample_rate, z, steps, level)
 
-            z, slope = _approach(rough, z, slope, aim, share)
-    noisy, quiet = math.inf, 0.0  # z known to be safe, z known to be too small
+            z, slope = _approach(rough, z, slope, target, tolerance)
+    noisy, quiet = math.inf, 0.0  # smallest z known to be safe, largest z known to be too small
     previous = None
     for _ in range(100):
         epsilon = _epsilon_or_zero(budget, sample_rate, z, steps, accountant)
         if (1 - SLACK) * budget.epsilon <= epsilon <= budget.epsilon:
             return Calibration(z, epsilon)
-        noisy, quiet = (min(noisy, z), quiet) if epsilon < aim else (noisy, max(quiet, z))
+        noisy, quiet = (min(noisy, z), quiet) if epsilon < target else (noisy, max(quiet, z))
         step = None
         if epsilon > 0:
-            point = (math.log(z), math.log(epsilon / aim))
+            point = (math.log(z), math.log(epsilon / target))
             if previous is not None and point[0] != previous[0]:
                 slope = (point[1] - previous[1]) / (point[0] - previous[0])
             previous = point
             if slope < -1e-3:
                 step = point[0] - point[1] / slope
-        if noisy < quiet * (1 + _JUMP):  # the accountant jumps over the target: the safe side
+        if noisy < quiet * (1 + _JUMP):  # epsilon jumps over the target: take the safe side
             return Calibration(
                 noisy, epsilon_of(sample_rate, noisy, steps, budget.delta, accountant)
             )
@@ -175,8 +175,8 @@ def _search(budget: PrivacyBudget, sample_rate: float, steps: int, accountant: s
     raise AccountingError(
         f"accountant '{accountant}' finds no noise multiplier between {_SMALLEST_Z:g} and "
         f"{_LARGEST_Z:g} for epsilon = {budget.epsilon:g}, delta = {budget.delta:g} over {steps} "
-        f"steps at sample_rate = {sample_rate:g}; choose an epsilon closer to usual ones, or the "
-        "method FedAvg for no privacy at all"
+        f"steps at sample_rate = {sample_rate:g}; choose a more usual epsilon, or the method "
+        "FedAvg to train without privacy"
     )
 
 
@@ -186,19 +186,20 @@ def _rough_epsilon(
     """Epsilon on one of the coarser grids of ``pld``; None if there is no such grid at this z."""
     if z < SMALLEST_PLD_NOISE:
         return None
-    grids = grid_widths(sample_rate, z, steps)
-    if level >= len(grids) - 1:
+    kinds = ((sample_rate, z, steps),)
+    widths = grid_widths(kinds)
+    if level >= len(widths) - 1:
         return None
-    return pld_epsilon_on_grid(sample_rate, z, steps, budget.delta, grids[level], large=True)
+    return pld_epsilon_on_grid(kinds, budget.delta, widths[level], large=True)
 
 
 def _approach(
-    rough: Callable[[float], float | None], z: float, slope: float, aim: float, share: float
+    rough: Callable[[float], float | None], z: float, slope: float, target: float, tolerance: float
 ) -> tuple[float, float]:
-    """Where a rough epsilon comes within ``share`` of the aim, and the slope there.
+    """The z at which a rough epsilon is within ``tolerance`` of the target, and the slope there.
 
-    Nothing is promised from it. It ends where there is no such grid, and leaves z as it was if the
-    rough epsilon is of no use.
+    Returns z and slope as they were if the grid does not exist or the search does not converge. The
+    result is only a start for the search on the finest grid.
     """
     noisy, quiet, previous = math.inf, 0.0, None
     start = (z, slope)
@@ -208,23 +209,23 @@ def _approach(
             return start
         step = None
         if epsilon > 0:
-            point = (math.log(z), math.log(epsilon / aim))
+            point = (math.log(z), math.log(epsilon / target))
             if previous is not None and point[0] != previous[0]:
                 slope = min(-0.05, (point[1] - previous[1]) / (point[0] - previous[0]))
-            if abs(point[1]) < share:
+            if abs(point[1]) < tolerance:
                 return math.exp(point[0] - point[1] / slope), slope
             previous = point
             step = point[0] - point[1] / slope
-        noisy, quiet = (min(noisy, z), quiet) if epsilon < aim else (noisy, max(quiet, z))
+        noisy, quiet = (min(noisy, z), quiet) if epsilon < target else (noisy, max(quiet, z))
         z = _next(step, z, noisy, quiet)
     return start
 
 
 def _next(step: float | None, z: float, noisy: float, quiet: float) -> float:
-    """The secant's proposal if it lies well inside the bracket, else a bisection or a doubling.
+    """The secant's proposal if it lies inside the bracket, else a bisection or a doubling.
 
-    A narrow bracket around the noise where ``pld`` hands over to ``rdp`` closes on it from both
-    sides.
+    Epsilon jumps at `SMALLEST_PLD_NOISE`, below which ``pld`` uses ``rdp``. If a narrow bracket
+    holds this z, the search evaluates both sides of the jump.
     """
     if noisy < 1.1 * quiet and quiet < SMALLEST_PLD_NOISE <= noisy:
         return SMALLEST_PLD_NOISE * (1 - _JUMP / 2 if noisy == SMALLEST_PLD_NOISE else 1)
@@ -242,7 +243,7 @@ def _next(step: float | None, z: float, noisy: float, quiet: float) -> float:
 def _epsilon_or_zero(
     budget: PrivacyBudget, sample_rate: float, z: float, steps: int, accountant: str
 ) -> float:
-    """Epsilon for the search, where an accountant's refusal at large noise means "too noisy"."""
+    """Epsilon for the search; 0 if the accountant fails because the noise is large."""
     try:
         return epsilon_of(sample_rate, z, steps, budget.delta, accountant)
     except AccountingError:
@@ -257,36 +258,36 @@ def _key(budget: PrivacyBudget, sample_rate: float, steps: int, accountant: str)
 
 
 def _cache_file() -> Path:
-    # A search that answers otherwise, if only within `SLACK`, gets a new number: what a machine
-    # once cached must not decide the figures of a run.
+    # A changed search gets a new number, even if its results differ only within `SLACK`: a run's
+    # results must not depend on what an earlier version cached on this machine.
     return cache_dir() / "calibration-3.jsonl"
 
 
 @cache
 def _read_cache(path: Path) -> dict[str, Calibration]:
-    """All readable lines; a torn or foreign line is passed over."""
-    found: dict[str, Calibration] = {}
+    """All valid lines of the cache by key; invalid lines are skipped."""
+    calibrations: dict[str, Calibration] = {}
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
-        return found
+        return calibrations
     for line in lines:
         try:
             entry = json.loads(line)
-            found[str(entry["key"])] = Calibration(
+            calibrations[str(entry["key"])] = Calibration(
                 float(entry["noise_multiplier"]), float(entry["epsilon"])
             )
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
-    return found
+    return calibrations
 
 
-def _append_cache(key: str, found: Calibration) -> None:
-    """Append one line in one write, so that processes can share the file; no disk, no cache."""
+def _append_cache(key: str, result: Calibration) -> None:
+    """Append one line in one write, so that processes can share the file; ignore a failed write."""
     path = _cache_file()
-    _read_cache(path)[key] = found
-    # The line break comes first as well, lest a torn last line swallow this one.
-    line = "\n" + json.dumps({"key": key, **asdict(found)}) + "\n"
+    _read_cache(path)[key] = result
+    # A line break comes first too: if the last line is incomplete, this line is still separate.
+    line = "\n" + json.dumps({"key": key, **asdict(result)}) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

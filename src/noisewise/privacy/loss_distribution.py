@@ -1,13 +1,14 @@
-"""dp-accounting's loss distribution of one step, built and composed without its slow loops.
+"""dp-accounting's privacy loss distributions, built and composed faster.
 
 dp-accounting inverts the privacy loss point by point in Python, and before it composes a small
 distribution with itself it computes (number of points) ** steps as an exact integer. Here the
-same operations run on whole arrays and the power is not computed. The distributions are the same,
-bit for bit (tests/test_loss_distribution.py).
+same operations run on whole arrays, and the power is not computed. The distributions are the same,
+bit for bit (tests/privacy/test_loss_distribution.py).
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -18,28 +19,28 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 
-from noisewise.privacy.renyi import Array
+from noisewise.privacy.renyi_estimates import Array
 
 __all__ = ["PrivacyLossDistribution", "compose_steps", "one_step_distribution"]
 
 _TAIL = 1e-15
-"""Probability that a composition may cut off and count as infinite loss: dp-accounting's."""
+"""Probability that a composition may cut off and count as infinite loss; as in dp-accounting."""
 
 _MOST_POINTS = 1 << 24
-"""A composed distribution with more points than this needs gigabytes and is refused."""
+"""A composed distribution with more points than this would need gigabytes and is rejected."""
 
 _FEW_STEPS = 64
 """Above this number of steps dp-accounting composes arrays, whatever the number of points."""
 
 
 class _GaussianLoss(GaussianPrivacyLoss):  # type: ignore[misc]
-    """The Poisson-subsampled Gaussian's loss; hockey-stick divergences for an array at once."""
+    """Privacy loss of the Poisson-subsampled Gaussian, evaluated for whole arrays."""
 
     def get_delta_for_epsilon(self, epsilon: float | Sequence[float] | Array) -> Any:
-        """`GaussianPrivacyLoss.get_delta_for_epsilon`, with the same operations on arrays.
+        """The hockey-stick divergence at each epsilon, as in `GaussianPrivacyLoss`.
 
         Raises:
-            ValueError: as there, where floats do not resolve the loss at this sampling rate.
+            ValueError: float64 cannot resolve the loss at this sampling rate.
         """
         q = self.sampling_prob
         if not isinstance(epsilon, np.ndarray) or q == 1.0:
@@ -63,12 +64,12 @@ class _GaussianLoss(GaussianPrivacyLoss):  # type: ignore[misc]
         end = math.log(1 - q)
         at_end = np.abs(signed - end) <= 1e-9 * np.maximum(np.abs(signed), abs(end))
         if np.any(signed[~at_end] <= end):
-            raise ValueError("a privacy loss lies beyond what the sampling rate allows")
+            raise ValueError("a privacy loss is out of range for the sampling rate")
         # log(1 + (exp(loss) - 1) / q), as `common.log_a_times_exp_b_plus_c` computes it
         scaled, rest = signed + np.log(1 / q), np.log(1 / q - 1)
         plain: Array = np.full_like(signed, -math.inf)
         if np.any(rest >= scaled[~at_end]):
-            raise ValueError("floats do not resolve the privacy loss at this sampling rate")
+            raise ValueError("float64 cannot resolve the privacy loss at this sampling rate")
         plain[~at_end] = scaled[~at_end] + np.log1p(-np.exp(rest - scaled[~at_end]))
         plain[(signed == 0) & ~at_end] = np.log(1 / q + (1 - 1 / q))
         invert = (
@@ -80,13 +81,14 @@ class _GaussianLoss(GaussianPrivacyLoss):  # type: ignore[misc]
         return inverses
 
 
+@functools.lru_cache(maxsize=32)  # the client's next round needs the same distribution
 def one_step_distribution(
     sample_rate: float, noise_multiplier: float, interval: float
 ) -> PrivacyLossDistribution:
     """Pessimistic loss distribution of one step of the Poisson-subsampled Gaussian mechanism.
 
     The same as dp-accounting's `from_gaussian_mechanism`: connect-the-dots (Doroshenko et al.,
-    2022), for adding and for removing one record.
+    2022), for adding and for removing one record. The latest results are cached.
 
     Args:
         sample_rate: q.
@@ -94,7 +96,7 @@ def one_step_distribution(
         interval: width of the grid of losses.
 
     Raises:
-        ValueError: floats do not resolve the loss at this sampling rate.
+        ValueError: float64 cannot resolve the loss at this sampling rate.
     """
     kinds = [AdjacencyType.REMOVE] + ([AdjacencyType.ADD] if sample_rate < 1 else [])
     return PrivacyLossDistribution(
@@ -116,12 +118,12 @@ def _one_sided(
 def compose_steps(
     one: PrivacyLossDistribution, steps: int, *, large: bool = False
 ) -> PrivacyLossDistribution:
-    """``one`` composed with itself, ``steps`` times.
+    """Compose the loss distribution of one step with itself.
 
     Args:
         one: loss distribution of one step.
-        steps: how many.
-        large: compose with a shorter Fourier transform, see `_self_convolve`.
+        steps: number of steps.
+        large: whether to compose with a shorter Fourier transform, see `_self_convolve`.
     """
     parts = [one._pmf_remove] if one._symmetric else [one._pmf_remove, one._pmf_add]
     if large and steps > 1:
@@ -132,19 +134,20 @@ def compose_steps(
 
 
 def _self_convolve(part: pld_pmf.PLDPmf, steps: int) -> pld_pmf.PLDPmf:
-    """`DensePLDPmf.self_compose`, with a support that is cut closer.
+    """`DensePLDPmf.self_compose` with a smaller support.
 
     dp-accounting bounds the support by Chernoff's bound at 40 orders of the scale 1 / size, which
     is far from the best order if there are many steps or if rare losses are much larger than usual
     ones. Orders around the best one of a Gaussian sum keep a tenth of that support. Every order
-    gives a valid bound; the mass outside of it, at most `_TAIL`, counts as infinite loss, as there.
+    gives a valid bound. As in dp-accounting, the mass outside of the support, at most `_TAIL`,
+    counts as infinite loss.
     """
     dense = part.to_dense_pmf()
     probabilities: Array = dense._probs
     low, high = _support(probabilities, steps)
     length = high - low + 1
     if length > _MOST_POINTS:
-        raise ValueError(f"{length} losses to tell apart after {steps} steps")
+        raise ValueError(f"{length} points after {steps} steps: must be at most {_MOST_POINTS}")
     fast = scipy.fft.next_fast_len(max(length, len(probabilities)), real=True)
     with np.errstate(divide="ignore", invalid="ignore", under="ignore"):
         transformed = np.exp(steps * np.log(scipy.fft.rfft(probabilities, fast)))
@@ -155,13 +158,13 @@ def _self_convolve(part: pld_pmf.PLDPmf, steps: int) -> pld_pmf.PLDPmf:
 
 
 def _support(probabilities: Array, steps: int) -> tuple[int, int]:
-    """First and last index that a sum of ``steps`` indices needs: `_TAIL` or less lies outside.
+    """First and last index of the composed support; the mass outside of it is at most `_TAIL`.
 
-    Chernoff's bound at orders around the best ones of a Gaussian sum and of one with rare jumps.
+    Chernoff's bound at orders around the best ones of a Gaussian sum and of a sum with rare jumps.
     """
-    places = np.arange(len(probabilities), dtype=np.float64)
-    mean = float(np.dot(places, probabilities))
-    variance = max(float(np.dot((places - mean) ** 2, probabilities)), 1e-9)
+    indices = np.arange(len(probabilities), dtype=np.float64)
+    mean = float(np.dot(indices, probabilities))
+    variance = max(float(np.dot((indices - mean) ** 2, probabilities)), 1e-9)
     gaussian = math.sqrt(2 * math.log(2 / _TAIL) / (steps * variance))
     orders = {gaussian * 2.0**k for k in range(-3, 3)}
     orders |= {2.5 * 2.0**k / len(probabilities) for k in range(10)}
@@ -169,7 +172,7 @@ def _support(probabilities: Array, steps: int) -> tuple[int, int]:
     with np.errstate(divide="ignore", under="ignore"):
         logs = np.log(probabilities)
         for order in [sign * order for order in sorted(orders) for sign in (-1, 1)]:
-            exponents = logs + order * places
+            exponents = logs + order * indices
             largest = float(exponents.max())
             moment = largest + math.log(float(np.exp(exponents - largest).sum()))
             bound = (steps * moment + math.log(2 / _TAIL)) / order

@@ -1,15 +1,16 @@
-"""`LocalPlan`: the one object that training and accounting both read, so they cannot diverge."""
+"""`LocalPlan`: the parameters of local DP-SGD, read by training and by accounting alike."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from noisewise.checks import fraction, positive_int, positive_number
 from noisewise.data.specs import ClientSpec
 from noisewise.errors import AccountingError, InvalidValueError
-from noisewise.privacy.accounting import ACCOUNTANTS, DEFAULT_ACCOUNTANT
+from noisewise.privacy.accounting import DEFAULT_ACCOUNTANT, check_accountant
 from noisewise.privacy.budget import PrivacyBudget
-from noisewise.privacy.calibration import calibrate
+from noisewise.privacy.calibration import Calibration, calibrate
 
 __all__ = ["LocalPlan", "make_plan", "non_private_plan"]
 
@@ -20,13 +21,16 @@ class LocalPlan:
 
     Attributes:
         sample_rate: q, the probability with which each record enters a batch.
-        expected_batch: b, the public divisor of a gradient sum; never the realised batch.
+        expected_batch: b, the public divisor of a gradient sum; never the number of records drawn.
         steps_per_round: E_i = K_i ceil(N_i / b_i).
         clip_norm: c, the bound on a record's gradient; None without privacy.
-        noise_multiplier: z, noise deviation over c; 0 without privacy.
-        rounds: for how many rounds the budget is planned.
-        accountant: by which z was calibrated and epsilon is reported.
-        budget: what the client promises; None without privacy.
+        noise_multiplier: z, deviation of the noise divided by c; 0 without privacy.
+        rounds: number of rounds that z was calibrated for.
+        accountant: the accountant that z was calibrated with and that computes epsilon.
+        budget: of the client; None without privacy.
+
+    Raises:
+        InvalidValueError: a value is out of range, or clipping and noise come without a budget.
     """
 
     sample_rate: float
@@ -43,25 +47,32 @@ class LocalPlan:
         positive_int("expected_batch", self.expected_batch)
         positive_int("steps_per_round", self.steps_per_round)
         positive_int("rounds", self.rounds)
-        if self.accountant not in ACCOUNTANTS:
-            allowed = f"must be one of {', '.join(ACCOUNTANTS)}"
-            raise InvalidValueError("accountant", self.accountant, allowed)
+        check_accountant(self.accountant)
         if self.budget is None:
             if self.clip_norm is not None or self.noise_multiplier != 0:
-                raise InvalidValueError("budget", None, "a plan with clipping or noise needs one")
+                allowed = "must be set in a plan with clipping or noise"
+                raise InvalidValueError("budget", None, allowed)
         else:
             positive_number("clip_norm", self.clip_norm)
             positive_number("noise_multiplier", self.noise_multiplier)
 
     @property
     def is_private(self) -> bool:
-        """Whether the plan keeps a budget."""
+        """Whether the plan has a budget, and therefore clipping and noise."""
         return self.budget is not None
 
     @property
     def noise_std(self) -> float:
-        """Deviation c z of the noise on a sum of clipped gradients."""
+        """Deviation c z of the noise on a sum of clipped gradients; 0 without privacy."""
         return 0.0 if self.clip_norm is None else self.clip_norm * self.noise_multiplier
+
+
+@functools.lru_cache(maxsize=4096)
+def _calibrated(
+    budget: PrivacyBudget, sample_rate: float, steps: int, accountant: str
+) -> Calibration:
+    """`calibrate`, once in a process for clients, methods and seeds with equal plans."""
+    return calibrate(budget, sample_rate, steps, accountant)
 
 
 def make_plan(
@@ -71,13 +82,20 @@ def make_plan(
     clip_norm: float,
     accountant: str = DEFAULT_ACCOUNTANT,
 ) -> LocalPlan:
-    """The plan of a client: q = b/N, E_i steps a round, z calibrated for all rounds.
+    """Make the plan of a client: q = b/N, E_i steps in each round, z calibrated for all rounds.
 
     Args:
         spec: the client's own settings.
         rounds: E, all rounds in which the client may take part.
         clip_norm: c.
         accountant: ``pld``, ``rdp`` or ``moments``.
+
+    Returns:
+        The plan with the smallest z that keeps epsilon within the client's budget.
+
+    Raises:
+        InvalidValueError: a value is invalid or out of range for the accountant.
+        AccountingError: no noise multiplier satisfies the budget with this accountant.
 
     Example:
         >>> spec = ClientSpec("a", n_examples=2400, batch_size=32, epsilon=0.5, delta=1e-4)
@@ -88,7 +106,7 @@ def make_plan(
     positive_number("clip_norm", clip_norm)
     budget = PrivacyBudget(float(spec.epsilon), float(spec.delta))
     try:
-        z = calibrate(budget, spec.sample_rate, rounds * spec.steps_per_round, accountant)
+        z = _calibrated(budget, spec.sample_rate, rounds * spec.steps_per_round, accountant)
     except AccountingError as error:
         raise AccountingError(f"client {spec.id}: {error}") from error
     return LocalPlan(
@@ -106,7 +124,13 @@ def make_plan(
 def non_private_plan(
     spec: ClientSpec, *, rounds: int, accountant: str = DEFAULT_ACCOUNTANT
 ) -> LocalPlan:
-    """The same sampling and steps without clipping and noise; for the reference method FedAvg."""
+    """Make a plan with the same sampling and steps, without clipping and noise, for FedAvg.
+
+    Args:
+        spec: the client's own settings.
+        rounds: E.
+        accountant: is only noted in the plan.
+    """
     return LocalPlan(
         sample_rate=spec.sample_rate,
         expected_batch=spec.batch_size,

@@ -1,4 +1,4 @@
-"""What a plan has spent after some of its rounds."""
+"""The epsilon that a plan has spent after a number of its rounds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,16 @@ __all__ = ["epsilon_spent", "spending_curve"]
 def epsilon_spent(plan: LocalPlan, rounds_done: int) -> float:
     """Epsilon after ``rounds_done`` rounds, at the budget's delta; inf without a budget.
 
-    Never 0 after a round, never less than a round before, and at most the budget while the rounds
-    are the planned ones.
+    It is above 0 after the first round, never decreases, and is at most the budget's epsilon up to
+    the planned number of rounds.
+
+    Args:
+        plan: of the client.
+        rounds_done: number of rounds that the client took part in.
+
+    Raises:
+        InvalidValueError: ``rounds_done`` is negative or no whole number.
+        AccountingError: the accountant has no valid epsilon for this number of rounds.
     """
     non_negative_int("rounds_done", rounds_done)
     if rounds_done == 0:
@@ -28,10 +36,10 @@ def epsilon_spent(plan: LocalPlan, rounds_done: int) -> float:
         return math.inf
     if rounds_done < plan.rounds:
         return spending_curve(plan)[rounds_done - 1]
-    return _whole(plan, rounds_done)
+    return _from_all_steps(plan, rounds_done)
 
 
-def _whole(plan: LocalPlan, rounds: int) -> float:
+def _from_all_steps(plan: LocalPlan, rounds: int) -> float:
     assert plan.budget is not None
     steps = rounds * plan.steps_per_round
     return epsilon_of(
@@ -43,15 +51,15 @@ def _whole(plan: LocalPlan, rounds: int) -> float:
 def spending_curve(plan: LocalPlan) -> tuple[float, ...]:
     """Epsilon after 1, 2, ... of the planned rounds, each an upper bound.
 
-    Rounds are composed one by one, which costs a tenth of composing all steps anew for each. Early
-    rounds can be so private that an accountant answers 0 at this delta; they are reported with what
-    it says of the first later round of which it says more, since spending only grows.
+    Rounds are composed one by one, which costs a tenth of composing all steps again for each. Early
+    rounds can be so private that an accountant returns 0 at this delta. Their epsilon is then that
+    of the first later round for which it returns more: more rounds never have a smaller epsilon.
     """
-    last = _whole(plan, plan.rounds)
+    last = _from_all_steps(plan, plan.rounds)
     curve = np.array([*_rounds(plan), last])
     curve[~(curve > 0)] = 0.0
-    for place in range(len(curve) - 2, -1, -1):
-        curve[place] = curve[place] or curve[place + 1]
+    for index in range(len(curve) - 2, -1, -1):
+        curve[index] = curve[index] or curve[index + 1]
     return tuple(float(e) for e in np.minimum(np.maximum.accumulate(curve), last))
 
 

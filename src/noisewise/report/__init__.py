@@ -1,8 +1,8 @@
-"""Tables, figures and the HTML page, from results only."""
+"""Tables, figures and HTML pages, made only from results."""
 
-from noisewise.report.comparison import write_comparison, write_report
+from noisewise.report.comparison_report import write_comparison, write_report
 from noisewise.report.explain import explain
-from noisewise.report.sources import RunSet, find_runs
+from noisewise.report.run_sets import RunSet, find_runs
 from noisewise.report.tables import MethodRow, as_csv, as_markdown, as_text, method_rows
 
 __all__ = [

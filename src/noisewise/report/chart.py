@@ -1,12 +1,10 @@
-"""`Chart`: a figure with its words and exact values; one style, saved as files or set in a page."""
+"""`Chart`: a figure with its caption and exact values; one style, saved as files."""
 
 from __future__ import annotations
 
-import html
 import io
 import itertools
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,20 +21,27 @@ from noisewise.storage import write_atomic
 from noisewise.text import printable
 
 __all__ = [
+    "AMBER",
+    "BLUE",
+    "DARK_PALETTE",
+    "GREEN",
     "GRID",
     "INK",
     "MUTED",
+    "ORANGE",
+    "PALETTE",
+    "PINK",
     "Chart",
-    "Look",
+    "Style",
     "Table",
     "add_tips",
-    "css_colours",
-    "inline_svg",
+    "escape_texts",
+    "fix_layout",
     "label_ends",
-    "method_looks",
+    "method_styles",
     "new_axes",
+    "plain_numbers",
     "save_figure",
-    "settle",
     "style_axes",
 ]
 
@@ -44,8 +49,8 @@ INK, MUTED, GRID = "#1b1f24", "#6a7077", "#e2e5e9"
 FONT_SIZE = 9.5
 Grid = Literal["x", "y", "both"]
 
-# Okabe and Ito's palette, safe for colour-blind eyes: (marks, the same hue dark enough for words).
-_PALETTE = (
+# Okabe and Ito's palette for colour-blind readers: (colour of marks, darker colour of text).
+PALETTE = (
     ("#0072b2", "#005b8f"),
     ("#e69f00", "#8f6300"),
     ("#009e73", "#00704f"),
@@ -53,13 +58,25 @@ _PALETTE = (
     ("#d55e00", "#a84a00"),
     ("#56b4e9", "#1f78ab"),
     ("#8c6d31", "#6b5222"),
+    ("#7d6bb3", "#5f4f94"),  # of Alone only
 )
-# Each colour of the palette as it has to look on a dark page.
-_DARK = ("#4aa8e0", "#f0b93c", "#2fc49a", "#e6a1c8", "#f58a42", "#9ad6f7", "#c9aa68")
+BLUE, AMBER, GREEN, PINK, ORANGE, SKY, BROWN, VIOLET = (mark for mark, _ in PALETTE)
+# The colours of the palette on a dark page.
+DARK_PALETTE = (
+    "#4aa8e0",
+    "#f0b93c",
+    "#2fc49a",
+    "#e6a1c8",
+    "#f58a42",
+    "#9ad6f7",
+    "#c9aa68",
+    "#b9a9ec",
+)
 _MARKERS = "osD^vPX"
-_LINES = ("-", ":", "-.")  # dashes are for references
-# Places in the palette: a method looks alike in all figures, whatever else is in them.
-_PLACES = {
+_LINES = ("-", ":", "-.")  # dashed lines are for references
+# Index in the palette: a method has the same style in all figures. A method that is not listed gets
+# one of the remaining styles.
+_PALETTE_INDEX = {
     "NoiseWise": 0,
     "RobustHDP": 1,
     "WeiAvg": 2,
@@ -72,7 +89,7 @@ _PLACES = {
 
 @dataclass(frozen=True)
 class Table:
-    """Words in columns."""
+    """A table of text: headings, and rows of the same length."""
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -80,15 +97,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure, what it shows, and the numbers in it.
+    """A figure with its title, caption and exact numbers.
 
     Attributes:
-        name: of its files.
-        title: a heading.
-        caption: how to read it.
-        figure: drawn.
+        name: name of its files.
+        title: heading.
+        caption: how to read the figure.
+        figure: the drawn figure.
         values: the exact numbers.
-        tips: words for the marks of each artist of `add_tips`, shown when a pointer rests there.
+        tips: tooltips, one for each mark, by the name given to `add_tips`.
     """
 
     name: str
@@ -100,8 +117,15 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Look:
-    """How a method looks in every figure of a comparison."""
+class Style:
+    """Colours, line and marker of a method in all figures.
+
+    Attributes:
+        colour: colour of lines and markers.
+        text: colour of the method's name.
+        line: line style of matplotlib.
+        marker: marker of matplotlib.
+    """
 
     colour: str
     text: str
@@ -109,44 +133,51 @@ class Look:
     marker: str
 
 
-def method_looks(methods: Sequence[str]) -> dict[str, Look]:
-    """One look for each method; the oracle is grey and the non-private reference black, dashed.
+def method_styles(methods: Sequence[str]) -> dict[str, Style]:
+    """Return a style for each method.
 
-    A method of the package always has the same one; with options too, unless it stands there twice.
-    Others get what is left, in their order.
+    A method of the package always has the same style, with options too, unless it is listed more
+    than once. Other methods get the remaining styles in their order. References have dashed lines:
+    the oracle is grey, FedAvg, which is not private, is black, and Alone is violet.
+
+    Args:
+        methods: labels of the methods.
 
     Example:
-        >>> looks = method_looks(["own:Mean", "NoiseWise", "WeiAvg"])
-        >>> looks["WeiAvg"] == method_looks(["WeiAvg"])["WeiAvg"]
+        >>> styles = method_styles(["own:Mean", "NoiseWise", "WeiAvg"])
+        >>> styles["WeiAvg"] == method_styles(["WeiAvg"])["WeiAvg"]
         True
-        >>> len({look.colour for look in looks.values()})
+        >>> len({style.colour for style in styles.values()})
         3
     """
     listed = list(dict.fromkeys(methods))
-    fixed = {name: _look(place) for name, place in _PLACES.items()} | {
-        "Oracle": Look(MUTED, MUTED, "--", "|"),
-        "FedAvg": Look(INK, INK, "--", "*"),
+    fixed = {name: _style(index) for name, index in _PALETTE_INDEX.items()} | {
+        "Oracle": Style(MUTED, MUTED, "--", "|"),
+        "FedAvg": Style(INK, INK, "--", "*"),
+        "Alone": Style(*PALETTE[-1], "--", "h"),
     }
-    looks: dict[str, Look] = {}
-    for method in sorted(listed, key=lambda name: name not in fixed):  # without options first
+    styles: dict[str, Style] = {}
+    for method in sorted(
+        listed, key=lambda name: name not in fixed
+    ):  # methods without options first
         name = method.partition("(")[0]
         if name in fixed:
-            looks[method] = fixed.pop(name)
-    used = list(looks.values())
-    left = (look for look in map(_look, itertools.count()) if look not in used)
-    return {method: looks[method] if method in looks else next(left) for method in listed}
+            styles[method] = fixed.pop(name)
+    used = list(styles.values())
+    unused = (style for style in map(_style, itertools.count()) if style not in used)
+    return {method: styles[method] if method in styles else next(unused) for method in listed}
 
 
-def _look(number: int) -> Look:
-    """The palette once and again, then with other lines and markers: points have no lines."""
-    turn, place = divmod(number, len(_PALETTE))
-    colour, text = _PALETTE[place]
-    marker = _MARKERS[(place + 3 * turn) % len(_MARKERS)]
-    return Look(colour, text, _LINES[turn % len(_LINES)], marker)
+def _style(number: int) -> Style:
+    """Return style ``number``: the palette, then the palette again with other lines and markers."""
+    cycle, index = divmod(number, len(_MARKERS))
+    colour, text = PALETTE[index]
+    marker = _MARKERS[(index + 3 * cycle) % len(_MARKERS)]  # differs too: points have no lines
+    return Style(colour, text, _LINES[cycle % len(_LINES)], marker)
 
 
 def style_axes(axes: Axes, grid: Grid = "y") -> None:
-    """Two spines, a faint grid behind the marks, one ink."""
+    """Style axes as in all figures: two spines, a light grid behind the marks, one text colour."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(INK)
     axes.tick_params(colors=INK, which="both", labelsize=FONT_SIZE)
@@ -159,9 +190,15 @@ def style_axes(axes: Axes, grid: Grid = "y") -> None:
 
 
 def new_axes(width: float = 4.8, height: float = 3.4, grid: Grid = "y") -> tuple[Figure, Axes]:
-    """An empty figure without global state, in the style of all others.
+    """Return an empty figure and its axes, in the style of all figures.
 
-    It is narrow, so that its words can still be read on a phone.
+    The default width is small, so the text can be read on a phone. No global state of matplotlib is
+    used.
+
+    Args:
+        width: in inches.
+        height: in inches.
+        grid: axes with grid lines.
     """
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
@@ -170,27 +207,47 @@ def new_axes(width: float = 4.8, height: float = 3.4, grid: Grid = "y") -> tuple
     return figure, axes
 
 
+def plain_numbers(axes: Axes, which: str) -> None:
+    """Write numbers such as 0.2 and 50 on a logarithmic axis instead of powers of ten.
+
+    Args:
+        axes: axes whose limits are set.
+        which: ``"x"`` or ``"y"``.
+    """
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    low, high = sorted(axes.get_xlim() if which == "x" else axes.get_ylim())
+    digits = "25" if high < 300 * low else ""  # minor ticks with a label: 2, 5, 20, 50, ...
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(
+        FuncFormatter(lambda value, _: f"{value:g}" if digits and f"{value:e}"[0] in digits else "")
+    )
+
+
 def label_ends(
     axes: Axes,
     ends: Mapping[str, tuple[float, float]],
     colours: Mapping[str, str],
     height: float = 3.4,
 ) -> None:
-    """Write each line's name at its end, moved apart as little as keeps them legible.
+    """Write the name of each line at its end; names that overlap are moved apart.
 
-    ``height`` is that of the panel in inches, axis labels included.
+    Args:
+        axes: axes with the lines.
+        ends: last point of each line by name.
+        colours: colour of each name.
+        height: height of the panel in inches, with axis labels.
     """
     gap = 1.15 * FONT_SIZE / (72 * 0.8 * height)
-    axes.autoscale_view()  # limits are lazy, and places depend on them
+    axes.autoscale_view()  # computes the limits, on which the positions depend
     to_axes = axes.transData + axes.transAxes.inverted()
     wanted = sorted(
         ((float(to_axes.transform(point)[1]), name) for name, point in ends.items()),
     )
-    places = _apart([y for y, _ in wanted], gap)
-    for (_, name), place in zip(wanted, places, strict=True):
+    positions = _apart([y for y, _ in wanted], gap)
+    for (_, name), position in zip(wanted, positions, strict=True):
         axes.annotate(
             name,
-            xy=(1.02, place),
+            xy=(1.02, position),
             xycoords="axes fraction",
             color=colours[name],
             va="center",
@@ -200,58 +257,67 @@ def label_ends(
 
 
 def _apart(wanted: Sequence[float], gap: float) -> list[float]:
-    """Ascending places at least ``gap`` apart, nearest to the wanted ones in least squares.
+    """Return positions at least ``gap`` apart, as close as possible to the wanted ones.
 
-    Pool adjacent violators: subtracting k * gap turns it into isotonic regression.
+    This is least squares with the order kept: subtracting k * gap gives an isotonic regression,
+    which the pool-adjacent-violators algorithm solves.
+
+    Args:
+        wanted: positions in ascending order.
+        gap: smallest distance between two positions.
     """
     blocks: list[list[float]] = []
-    for number, place in enumerate(wanted):
-        blocks.append([place - number * gap, 1])
+    for number, position in enumerate(wanted):
+        blocks.append([position - number * gap, 1])
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
             mean, count = blocks.pop()
-            before, others = blocks.pop()
-            whole = others + count
-            blocks.append([(before * others + mean * count) / whole, whole])
+            previous_mean, previous_count = blocks.pop()
+            total = previous_count + count
+            blocks.append([(previous_mean * previous_count + mean * count) / total, total])
     flat = [mean for mean, count in blocks for _ in range(int(count))]
-    return [place + number * gap for number, place in enumerate(flat)]
+    return [position + number * gap for number, position in enumerate(flat)]
 
 
 def add_tips(axes: Axes, name: str, xs: Sequence[float], ys: Sequence[float]) -> None:
-    """Unseen marks to rest a pointer on; a chart's ``tips[name]`` has the words for each.
+    """Add invisible marks for tooltips; the chart's ``tips[name]`` has the text of each.
 
-    Points that are not finite get no mark, so the caller leaves them out.
+    Args:
+        axes: axes of the figure.
+        name: key in ``Chart.tips``.
+        xs: x values, all finite: a point that is not finite has no mark, but would have a text.
+        ys: y values, all finite.
     """
     assert all(map(math.isfinite, [*xs, *ys]))
     axes.plot(xs, ys, "o", ms=8, mew=0, alpha=0, gid=f"tips-{name}", clip_on=False)
 
 
-def settle(figure: Figure) -> None:
-    """Find the layout once and keep it: a figure is written four times, and layout is slow."""
-    _show_names(figure)
+def fix_layout(figure: Figure) -> None:
+    """Compute the layout once and keep it: a figure is saved four times, and layout is slow."""
+    escape_texts(figure)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 
 
-class _Names(FuncFormatter):
-    """Names at the ticks of an axis, as text."""
+class _NameFormatter(FuncFormatter):
+    """Writes the names at the ticks of an axis, with control characters escaped."""
 
     def __init__(self, names: Formatter) -> None:
-        super().__init__(lambda value, place: printable(names(value, place)))
+        super().__init__(lambda value, position: printable(names(value, position)))
 
 
-def _show_names(figure: Figure) -> None:
-    """Let every text of a figure be text: no control characters, and ``$`` begins no formula.
+def escape_texts(figure: Figure) -> None:
+    """Escape control characters in all texts of a figure, and show ``$`` as a character.
 
-    Formatters of numbers (powers of ten) write formulas of their own and keep them.
+    Number formatters (powers of ten) write formulas on purpose and keep them.
     """
     numbers = set()
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
         labels = {label for tick in ticks for label in (tick.label1, tick.label2)}
         formatter = axis.get_major_formatter()
-        if isinstance(formatter, (FixedFormatter, FuncFormatter)):  # what set_ticks makes of names
-            if not isinstance(formatter, _Names):
-                axis.set_major_formatter(_Names(formatter))
+        if isinstance(formatter, (FixedFormatter, FuncFormatter)):  # set by set_ticks for names
+            if not isinstance(formatter, _NameFormatter):
+                axis.set_major_formatter(_NameFormatter(formatter))
             for label in labels:
                 label.set_parse_math(False)
         numbers |= {*labels, axis.get_offset_text()}
@@ -261,84 +327,30 @@ def _show_names(figure: Figure) -> None:
             text.set_parse_math(False)
 
 
-def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path, Path]:
-    """Write ``name.png``, ``.svg`` and ``.pdf``; the same figure gives the same bytes."""
-    _show_names(figure)
-    kinds: dict[str, dict[str, Any]] = {
+def save_figure(
+    figure: Figure, folder: Path, name: str, kinds: Sequence[str] = ("png", "svg", "pdf")
+) -> tuple[Path, ...]:
+    """Write a figure as ``name.png``, ``.svg`` and ``.pdf``; the same figure gives the same bytes.
+
+    Args:
+        figure: the figure.
+        folder: folder of the files; it is created if it does not exist.
+        name: file name without suffix.
+        kinds: the suffixes, any of ``png``, ``svg`` and ``pdf``.
+
+    Returns:
+        The paths of the files, in the order of ``kinds``.
+    """
+    escape_texts(figure)
+    options: dict[str, dict[str, Any]] = {
         "png": {"dpi": 150},
         "svg": {"metadata": {"Date": None}},
         "pdf": {"metadata": {"CreationDate": None}},
     }
-    png, svg, pdf = (folder / f"{name}.{kind}" for kind in kinds)
-    for path, (kind, options) in zip((png, svg, pdf), kinds.items(), strict=True):
+    paths = tuple(folder / f"{name}.{kind}" for kind in kinds)
+    for path, kind in zip(paths, kinds, strict=True):
         content = io.BytesIO()
         with mpl.rc_context({"svg.hashsalt": name}):
-            figure.savefig(content, format=kind, **options)
+            figure.savefig(content, format=kind, **options[kind])
         write_atomic(path, content.getvalue())
-    return png, svg, pdf
-
-
-def inline_svg(chart: Chart, prefix: str = "") -> str:
-    """The figure as SVG for an HTML page: words as text, colours as CSS variables, tips as titles.
-
-    ``prefix`` keeps the ids of charts of the same name apart.
-    """
-    _show_names(chart.figure)
-    out = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix + chart.name}):
-        chart.figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    text = out.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
-    for name, words in chart.tips.items():
-        text = _with_titles(text, f"tips-{name}", words)
-    text = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}{chart.name}-\1"', text)
-    text = re.sub(r'href="#([^"]+)"', rf'href="#{prefix}{chart.name}-\1"', text)
-    text = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}{chart.name}-\1)", text)
-    text = re.sub(r"#[0-9a-f]{6}\b", lambda found: _variable(found[0]), text)
-    text = re.sub(r"font: ([^;]*?)'[^;\"]*", r"font: \1var(--font)", text)
-    label = html.escape(printable(f"{chart.title}. {chart.caption}"), quote=True)
-    opening = re.search(r'viewBox="[^"]+"', text)
-    assert opening is not None
-    body = text[text.index(">", text.index("<svg")) + 1 :]
-    return (
-        f'<svg {opening[0]} role="img" aria-label="{label}" '
-        'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">' + body
-    )
-
-
-def _with_titles(text: str, gid: str, words: Sequence[str]) -> str:
-    """Give each mark of the group ``gid`` its title."""
-    start = text.find(f'<g id="{gid}">')
-    if start < 0:
-        return text
-    remaining = iter(words)
-
-    def titled(found: re.Match[str]) -> str:
-        return (
-            f"{found[1]}><title>{html.escape(printable(next(remaining), lines=True))}</title></use>"
-        )
-
-    return text[:start] + re.sub(r"(<use [^>]*?)/>", titled, text[start:], count=len(words))
-
-
-def _variables() -> dict[str, tuple[str, str]]:
-    """Colour in a figure -> (CSS variable, its value on a dark page)."""
-    found = {INK: ("--ink", "#e6e9ec"), MUTED: ("--muted", "#a4abb3"), GRID: ("--grid", "#30363d")}
-    for number, ((colour, text), dark) in enumerate(zip(_PALETTE, _DARK, strict=True)):
-        found[colour] = (f"--mark-{number}", dark)
-        found[text] = (f"--word-{number}", dark)
-    return found
-
-
-def _variable(colour: str) -> str:
-    known = _variables().get(colour)
-    return f"var({known[0]})" if known else colour
-
-
-def css_colours(*, dark: bool) -> str:
-    """Declarations of the charts' colours, for a style sheet."""
-    return "".join(
-        f"{name}:{shade if dark else colour};" for colour, (name, shade) in _variables().items()
-    )
+    return paths

@@ -1,4 +1,4 @@
-"""How to cite: the paper whose method this is, and the software."""
+"""How to cite the paper and the software."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAPER_BIBTEX = """@inproceedings{malekmohammadi2024noise,
 
 
 def software_bibtex() -> str:
-    """The entry of this version of noisewise."""
+    """Return the BibTeX entry of this version of noisewise."""
     return f"""@software{{noisewise,
   title   = {{noisewise: federated learning with a privacy budget for every client}},
   author  = {{{{The noisewise authors}}}},

@@ -1,4 +1,4 @@
-"""Charts of the clients: the server's view of their noise, what they spent, what they got."""
+"""Charts of the clients: estimated and true noise, epsilon spent, and accuracy."""
 
 from __future__ import annotations
 
@@ -10,55 +10,60 @@ from matplotlib.ticker import MaxNLocator
 
 from noisewise.federation.results import RunResult
 from noisewise.report.chart import (
+    BLUE,
     INK,
     MUTED,
     Chart,
     Table,
     add_tips,
     label_ends,
-    method_looks,
+    method_styles,
     new_axes,
+    plain_numbers,
 )
-from noisewise.report.figures import plain_numbers
 from noisewise.report.tables import by_method
 
 __all__ = ["budget_chart", "estimate_chart", "fairness_chart"]
 
 
 def estimate_chart(results: Sequence[RunResult]) -> Chart | None:
-    """Estimated against true noise of each client's update; None where nobody estimated."""
-    found: dict[str, list[tuple[str, float, float]]] = {}
+    """Chart of estimated against true noise of each client's update; None without estimates."""
+    points_by_method: dict[str, list[tuple[str, float, float]]] = {}
     for run in results:
         last = next((r for r in reversed(run.rounds) if r.noise_estimate), None)
         if last is None or not last.noise_estimate or "true_variance" in run.needs:
-            continue  # no estimate, or one that was told
+            continue  # no estimate, or the server received the true noise
         for client, estimate in last.noise_estimate.items():
             pair = (last.true_noise.get(client, math.nan), estimate)
             if min(pair) > 0 and all(map(math.isfinite, pair)):
-                words = f"{run.method}, seed {run.seed}, {client}"
-                found.setdefault(run.method, []).append((words, *pair))
-    if not found:
+                label = f"{run.method}, seed {run.seed}, {client}"
+                points_by_method.setdefault(run.method, []).append((label, *pair))
+    if not points_by_method:
         return None
     figure, axes = new_axes(4.8, 4.0, grid="both")
-    looks = method_looks(list(by_method(results)))
-    every = [value for points in found.values() for _, *pair in points for value in pair]
-    line = [0.7 * min(every), 1.4 * max(every)]
+    styles = method_styles(list(by_method(results)))
+    values = [
+        value for points in points_by_method.values() for _, *pair in points for value in pair
+    ]
+    line = [0.7 * min(values), 1.4 * max(values)]
     axes.plot(line, line, color=MUTED, lw=1)
     axes.annotate(
         "exact", (line[1], line[1]), ha="right", va="bottom", color=MUTED, xytext=(-14, 0),
         textcoords="offset points", rotation=0, fontsize=9,
     )  # fmt: skip
     tips, rows = {}, []
-    for number, (method, points) in enumerate(found.items()):
-        look = looks[method]
+    for number, (method, points) in enumerate(points_by_method.items()):
+        style = styles[method]
         truth, estimates = [p[1] for p in points], [p[2] for p in points]
-        axes.plot(truth, estimates, look.marker, ms=5, mew=0, color=look.colour, alpha=0.75)
+        axes.plot(truth, estimates, style.marker, ms=5, mew=0, color=style.colour, alpha=0.75)
         add_tips(axes, str(number), truth, estimates)
-        tips[str(number)] = tuple(f"{w}: true {t:.4g}, estimated {e:.4g}" for w, t, e in points)
-        rows += [(w, f"{t:.4g}", f"{e:.4g}", f"{e / t:.3f}") for w, t, e in points]
+        tips[str(number)] = tuple(
+            f"{label}: true {t:.4g}, estimated {e:.4g}" for label, t, e in points
+        )
+        rows += [(label, f"{t:.4g}", f"{e:.4g}", f"{e / t:.3f}") for label, t, e in points]
         axes.annotate(
-            f"{look_name(look.marker)} {method}", (0.03, 0.95 - 0.07 * number),
-            xycoords="axes fraction", color=look.text, va="top", fontsize=9.5,
+            f"{marker_symbol(style.marker)} {method}", (0.03, 0.95 - 0.07 * number),
+            xycoords="axes fraction", color=style.text, va="top", fontsize=9.5,
         )  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -68,19 +73,21 @@ def estimate_chart(results: Sequence[RunResult]) -> Chart | None:
     axes.set_ylabel("the server's estimate (log scale)")
     return Chart(
         "estimates",
-        "Noise, as the server sees it",
-        "The server sees only updates and estimates how noisy each is; the truth is known in a "
-        "simulation. One mark for each client and seed, last round. Noise energy: the expected "
-        "squared norm of the noise in an update.",
+        "Estimated and true noise",
+        "The server sees only the updates and estimates how much noise each contains. The true "
+        "noise is known only in a simulation. One mark for each client and seed, from the last "
+        "round with an estimate. Noise energy: the expected squared norm of an update's noise.",
         figure,
         Table(("method, seed, client", "true", "estimate", "estimate / true"), tuple(rows)),
         tips,
     )
 
 
-def look_name(marker: str) -> str:
-    """A character that resembles a marker, for words beside it."""
-    return {"o": "●", "s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "X": "✖"}.get(marker, "●")
+def marker_symbol(marker: str) -> str:
+    """Return a character that resembles a marker, for text."""
+    return {"o": "●", "s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "X": "✖", "h": "⬢"}.get(
+        marker, "●"
+    )
 
 
 def _spent(run: RunResult, client: str) -> list[tuple[int, float]]:
@@ -89,9 +96,9 @@ def _spent(run: RunResult, client: str) -> list[tuple[int, float]]:
 
 
 def budget_chart(results: Sequence[RunResult]) -> Chart | None:
-    """Epsilon that each client spent over the rounds of one run; None without private runs."""
+    """Chart of the epsilon that each client spent in one run; None if no run is private."""
     private = [r for r in results if r.guarantee is not None and r.rounds]
-    run = next((r for r in private if r.method != "MinEpsilon"), next(iter(private), None))
+    run = next((r for r in private if r.own_budgets), next(iter(private), None))
     if run is None:
         return None
     figure, axes = new_axes()
@@ -99,17 +106,16 @@ def budget_chart(results: Sequence[RunResult]) -> Chart | None:
     budgets: dict[float, list[str]] = {}
     ends: dict[str, tuple[float, float]] = {}
     for number, (client, settings) in enumerate(run.clients.items()):
-        curve = _spent(run, client)
-        if not curve:
+        curve, budget = _spent(run, client), settings["planned_epsilon"]
+        if not curve or budget is None:
             continue
         rounds, spent = [r for r, _ in curve], [e for _, e in curve]
-        axes.plot(rounds, spent, color="#0072b2", lw=1.2, alpha=0.6)
-        axes.plot(rounds[-1:], [settings["planned_epsilon"]], "_", ms=12, mew=2, color=MUTED)
-        budgets.setdefault(settings["planned_epsilon"], []).append(client)
+        axes.plot(rounds, spent, color=BLUE, lw=1.2, alpha=0.6)
+        axes.plot(rounds[-1:], [budget], "_", ms=12, mew=2, color=MUTED)
+        budgets.setdefault(budget, []).append(client)
         add_tips(axes, str(number), rounds[-1:], spent[-1:])
         tips[str(number)] = (
-            f"{client}: {spent[-1]:.4g} of {settings['planned_epsilon']:g} spent "
-            f"after round {rounds[-1]}",
+            f"{client}: {spent[-1]:.4g} of {budget:g} spent after round {rounds[-1]}",
         )
     low, high = min(axes.dataLim.intervaly), max(axes.dataLim.intervaly)
     wide = high > 8 * low > 0
@@ -139,16 +145,16 @@ def budget_chart(results: Sequence[RunResult]) -> Chart | None:
     return Chart(
         "budgets",
         "Epsilon spent by each client",
-        f"{run.method}, seed {run.seed}, accountant {run.settings['accountant']}; one line a "
-        "client, the grey bar and the label are the budget, which is never exceeded.",
+        f"{run.method}, seed {run.seed}, accountant {run.settings['accountant']}. One line for "
+        "each client. The grey bar and the label show its budget, which is never exceeded.",
         figure,
-        Table(("client", "budget", "delta", *(f"spent, {m}" for m in methods)), rows),
+        Table(("client", "budget", "delta", *(f"spent with {m}" for m in methods)), rows),
         tips,
     )
 
 
 def fairness_chart(results: Sequence[RunResult]) -> Chart | None:
-    """Final accuracy of every client, one row a method; None without evaluations."""
+    """Chart of the final accuracy of every client, a row for each method; None without any."""
     grouped = {
         method: [r for r in runs if r.last_evaluated is not None and not r.deployed]
         for method, runs in by_method(results).items()
@@ -157,9 +163,9 @@ def fairness_chart(results: Sequence[RunResult]) -> Chart | None:
     if not grouped:
         return None
     figure, axes = new_axes(4.8, max(2.0, 1.0 + 0.42 * len(grouped)), grid="x")
-    looks = method_looks(list(by_method(results)))
+    styles = method_styles(list(by_method(results)))
     tips, rows = {}, []
-    for place, (method, runs) in enumerate(grouped.items()):
+    for row, (method, runs) in enumerate(grouped.items()):
         points = [
             (100 * score, f"{method}, seed {run.seed}, {client}: {100 * score:.1f} %")
             for run in runs
@@ -169,31 +175,32 @@ def fairness_chart(results: Sequence[RunResult]) -> Chart | None:
         if not points:
             continue
         scores = [score for score, _ in points]
-        # A fixed pattern instead of random jitter: the same runs give the same picture.
-        shifts = [place + 0.11 * ((5 * k) % 7 - 3) / 3 for k in range(len(points))]
-        axes.plot(scores, shifts, "o", ms=4, mew=0, alpha=0.45, color=looks[method].colour)
-        axes.plot([np.mean(scores)], [place], "|", ms=20, mew=2.4, color=looks[method].text)
-        add_tips(axes, str(place), scores, shifts)
-        tips[str(place)] = tuple(words for _, words in points)
+        # A fixed pattern instead of random jitter, so the same runs give the same picture.
+        heights = [row + 0.11 * ((5 * k) % 7 - 3) / 3 for k in range(len(points))]
+        axes.plot(scores, heights, "o", ms=4, mew=0, alpha=0.45, color=styles[method].colour)
+        axes.plot([np.mean(scores)], [row], "|", ms=20, mew=2.4, color=styles[method].text)
+        add_tips(axes, str(row), scores, heights)
+        tips[str(row)] = tuple(tip for _, tip in points)
         rows.append(_fairness_row(method, runs))
     axes.set_yticks(range(len(grouped)), list(grouped))
     for tick, method in zip(axes.get_yticklabels(), grouped, strict=True):
-        tick.set_color(looks[method].text)
+        tick.set_color(styles[method].text)
     axes.set_ylim(len(grouped) - 0.5, -0.5)
     axes.set_xlabel("final accuracy of each client [%]")
     return Chart(
         "fairness",
-        "Fairness: what each client got",
-        "One dot for each client and seed, the bar is the mean. Narrow is fair: compare the "
-        "deviation between clients and the worst tenth of them.",
+        "Fairness: accuracy of each client",
+        "One dot for each client and seed; the bar is the mean. A method is fairer if its dots are "
+        "closer together: compare the standard deviation between clients and the accuracy of the "
+        "worst 10 % of the clients.",
         figure,
         Table(
             (
                 "method",
                 "mean [%]",
-                "deviation between clients [points]",
+                "standard deviation between clients [points]",
                 "worst 10 % of clients [%]",
-                "client with fewest records [%]",
+                "client with the fewest records [%]",
             ),
             tuple(rows),
         ),
@@ -202,7 +209,7 @@ def fairness_chart(results: Sequence[RunResult]) -> Chart | None:
 
 
 def _fairness_row(method: str, runs: Sequence[RunResult]) -> tuple[str, ...]:
-    """Means over seeds."""
+    """Return the row of a method: means over its seeds."""
     columns = (
         [run.accuracy for run in runs],
         [run.accuracy_spread for run in runs],

@@ -1,4 +1,4 @@
-"""What a method's server must know about clients, in words: one row for each disclosure."""
+"""Texts for what clients disclose to the server, one for each entry of a method's ``needs``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["Disclosure", "disclosure"]
 
 @dataclass(frozen=True)
 class Disclosure:
-    """One thing that a server must know.
+    """The texts of one disclosure.
 
     Attributes:
         short: for a list inside a sentence.
-        reported: in a simulation, where clients report it.
-        entered: in a deployment, where the server's operator enters it.
+        reported: for a simulation, in which clients report the value.
+        entered: for a deployment, in which the server's operator enters the value.
     """
 
     short: str
@@ -36,12 +36,12 @@ _DISCLOSURES: Mapping[str, Disclosure] = {
     ),
     "true_variance": Disclosure(
         "the true noise",
-        "the true noise of each update, which no client should tell: only in simulations",
+        "the true noise of each update, which no client should disclose; only in simulations",
         "true_variance",
     ),
 }
 
 
 def disclosure(need: str) -> Disclosure:
-    """Return the words for an entry of a method's ``needs``; an unknown one is its own words."""
+    """Return the texts for an entry of ``needs``; for an unknown entry, its own name."""
     return _DISCLOSURES.get(need, Disclosure(need, need, need))

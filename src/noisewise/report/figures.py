@@ -1,4 +1,4 @@
-"""Charts of a comparison: accuracy over rounds, noise, weights."""
+"""Charts of a comparison: accuracy over rounds, accuracy against noise, weights of clients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from noisewise.federation.results import RunResult
@@ -22,30 +22,20 @@ from noisewise.report.chart import (
     Table,
     add_tips,
     label_ends,
-    method_looks,
+    method_styles,
     new_axes,
+    plain_numbers,
 )
 from noisewise.report.tables import by_method, method_rows
 
-__all__ = ["accuracy_chart", "noise_chart", "plain_numbers", "weights_chart"]
+__all__ = ["accuracy_chart", "legend_columns", "noise_chart", "weights_chart"]
 
 _MOST_TIPS = 40
-_FAR = 2.0  # ratio from which an axis is logarithmic: below, it would have one number or none
-
-
-def plain_numbers(axes: Axes, which: str) -> None:
-    """Numbers such as 0.2 and 50 on a logarithmic axis, not powers of ten."""
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    low, high = sorted(axes.get_xlim() if which == "x" else axes.get_ylim())
-    shown = "25" if high < 300 * low else ""
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(
-        FuncFormatter(lambda value, _: f"{value:g}" if shown and f"{value:e}"[0] in shown else "")
-    )
+_LOG_RATIO = 2.0  # a log axis needs a range of at least this ratio, or it has too few labels
 
 
 def _curves(runs: Sequence[RunResult]) -> tuple[list[int], NDArray[np.float64]]:
-    """Evaluated rounds that all runs have, and [runs, rounds] accuracies in percent."""
+    """Return the rounds that all runs evaluated, and accuracies in percent [runs, rounds]."""
     curves = [
         {r.round: 100 * r.mean_accuracy for r in run.rounds if math.isfinite(r.mean_accuracy)}
         for run in runs
@@ -56,10 +46,10 @@ def _curves(runs: Sequence[RunResult]) -> tuple[list[int], NDArray[np.float64]]:
 
 
 def accuracy_chart(results: Sequence[RunResult]) -> Chart:
-    """Mean held-out accuracy over rounds, one line a method, with the range over seeds."""
+    """Chart of the mean accuracy over rounds: a line for each method, with the range over seeds."""
     figure, axes = new_axes()
     grouped = by_method(results)
-    looks = method_looks(list(grouped))
+    styles = method_styles(list(grouped))
     ends: dict[str, tuple[float, float]] = {}
     tips: dict[str, tuple[str, ...]] = {}
     means: dict[str, dict[int, str]] = {}
@@ -69,10 +59,10 @@ def accuracy_chart(results: Sequence[RunResult]) -> Chart:
         if not rounds:
             continue
         mean, low, high = values.mean(axis=0), values.min(axis=0), values.max(axis=0)
-        look = looks[method]
-        axes.plot(rounds, mean, look.line, color=look.colour, lw=1.8)
+        style = styles[method]
+        axes.plot(rounds, mean, style.line, color=style.colour, lw=1.8)
         if len(values) > 1:
-            axes.fill_between(rounds, low, high, color=look.colour, alpha=0.14, lw=0)
+            axes.fill_between(rounds, low, high, color=style.colour, alpha=0.14, lw=0)
         ends[method] = (rounds[-1], float(mean[-1]))
         means[method] = {
             r: f"{m:.1f}" + (f" ({a:.1f} to {b:.1f})" if len(values) > 1 else "")
@@ -80,9 +70,9 @@ def accuracy_chart(results: Sequence[RunResult]) -> Chart:
         }
         step = math.ceil(len(rounds) / _MOST_TIPS)
         lines[method] = (rounds[::step], list(mean[::step]))
-    for number, (rounds, places) in enumerate(lines.values()):
-        # Lines lie close together, so that each mark tells the whole round.
-        add_tips(axes, str(number), rounds, places)
+    for number, (rounds, heights) in enumerate(lines.values()):
+        # Lines can be close together, so each tooltip lists all methods of the round.
+        add_tips(axes, str(number), rounds, heights)
         tips[str(number)] = tuple(
             "\n".join([f"round {r}", *(f"{m}: {c[r]} %" for m, c in means.items() if r in c)])
             for r in rounds
@@ -92,21 +82,23 @@ def accuracy_chart(results: Sequence[RunResult]) -> Chart:
     axes.set_ylabel(f"accuracy on {'public' if deployed else 'held-out'} records [%]")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.01)
-    label_ends(axes, ends, {method: look.text for method, look in looks.items()})
+    label_ends(axes, ends, {method: style.text for method, style in styles.items()})
     every = sorted({r for column in means.values() for r in column})
     seeds = max((len(runs) for runs in grouped.values()), default=0)
-    band = f"; bands are the range over {seeds} seeds" if seeds > 1 else ""
+    band = f"; bands show the range over {seeds} seeds" if seeds > 1 else ""
     rows = tuple((str(r), *(means[m].get(r, "") for m in means)) for r in every)
-    about = (
+    caption = (
         f"Mean over the clients of the accuracy on their held-out records{band}. Dashed lines are "
         "references: FedAvg has no privacy, Oracle knows the true noise."
     )
+    if not all(run.shares_model for run in results):
+        caption += " Under Alone every client has its own model."
     if deployed:
-        about = f"On the server's own public records{band}."
+        caption = f"Accuracy on the server's own public records{band}."
     return Chart(
         "accuracy",
         "Accuracy over rounds",
-        about,
+        caption,
         figure,
         Table(("round", *(f"{method} [%]" for method in means)), rows),
         tips,
@@ -114,7 +106,7 @@ def accuracy_chart(results: Sequence[RunResult]) -> Chart:
 
 
 def noise_chart(results: Sequence[RunResult]) -> Chart | None:
-    """Accuracy against the noise of the aggregate; None where no method has a known noise."""
+    """Chart of accuracy against noise of the combined update; None if no noise is known."""
     rows = [
         row
         for row in method_rows(results)
@@ -123,20 +115,20 @@ def noise_chart(results: Sequence[RunResult]) -> Chart | None:
     if not rows:
         return None
     figure, axes = new_axes(grid="both")
-    looks = method_looks(list(by_method(results)))
+    styles = method_styles(list(by_method(results)))
     tips: dict[str, tuple[str, ...]] = {}
     for number, row in enumerate(rows):
         error = 100 * row.standard_error if math.isfinite(row.standard_error) else 0.0
         point = (row.noise_ratio, 100 * row.accuracy)
-        look = looks[row.method]
-        marker = "_" if look.marker == "|" else look.marker
+        style = styles[row.method]
+        marker = "_" if style.marker == "|" else style.marker
         axes.errorbar(
-            *point, yerr=error, fmt=marker, ms=14 if marker == "_" else 6, color=look.colour
+            *point, yerr=error, fmt=marker, ms=14 if marker == "_" else 6, color=style.colour
         )
-        tips[str(number)] = (f"{row.method}: {row.accuracy_words()}, noise {row.noise_ratio:.4g}",)
+        tips[str(number)] = (f"{row.method}: {row.accuracy_text()}, noise {row.noise_ratio:.4g}",)
         add_tips(axes, str(number), [point[0]], [point[1]])
     ratios = [row.noise_ratio for row in rows]
-    wide = max(ratios) >= _FAR * min(ratios)
+    wide = max(ratios) >= _LOG_RATIO * min(ratios)
     axes.margins(x=0.2, y=0.15)
     if wide:
         axes.set_xscale("log")
@@ -145,20 +137,21 @@ def noise_chart(results: Sequence[RunResult]) -> Chart | None:
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         axes.ticklabel_format(axis="x", style="plain", useOffset=False)
     names = {row.method: (row.noise_ratio, 100 * row.accuracy) for row in rows}
-    _name_points(figure, axes, names, {method: looks[method].text for method in names})
+    _name_points(figure, axes, names, {method: styles[method].text for method in names})
     scale = " (log scale)" if wide else ""
-    axes.set_xlabel(f"noise of the aggregated update / oracle's{scale}")
+    axes.set_xlabel(f"noise of the combined update / oracle's{scale}")
     axes.set_ylabel("final accuracy [%]")
     return Chart(
         "noise",
         "Accuracy against noise",
-        "How much noise a method lets into the new model, as a multiple of the least that any "
-        "weights reach at the same budgets (1 is perfect). Bars: standard error over seeds. "
-        "Methods without a closed form (PFA) or without noise (FedAvg) are not shown.",
+        "Noise in the combined update, divided by the least noise that any weights can reach "
+        "with the same budgets (1 is the best). Bars: standard error over seeds. Not shown: "
+        "methods whose noise has no closed form (PFA), without noise (FedAvg) and without a "
+        "combined update (Alone).",
         figure,
         Table(
             ("method", "noise / oracle's", "accuracy ± standard error"),
-            tuple((r.method, f"{r.noise_ratio:.4g}", r.accuracy_words()) for r in rows),
+            tuple((r.method, f"{r.noise_ratio:.4g}", r.accuracy_text()) for r in rows),
         ),
         tips,
     )
@@ -170,18 +163,18 @@ def _name_points(
     points: Mapping[str, tuple[float, float]],
     colours: Mapping[str, str],
 ) -> None:
-    """Write each point's name beside it, moved up where good methods land on one another."""
+    """Write each point's name to the right of it; names that would overlap are moved up."""
     axes.autoscale_view()
-    figure.draw_without_rendering()  # settles the scales
-    places = {name: axes.transData.transform(point) for name, point in points.items()}
-    unit = 72 / figure.dpi  # points for a pixel
+    figure.draw_without_rendering()  # computes the scales
+    pixels = {name: axes.transData.transform(point) for name, point in points.items()}
+    unit = 72 / figure.dpi  # typographic points in a pixel
     placed: list[tuple[float, float, float]] = []
-    for name in sorted(points, key=lambda n: places[n][1]):
-        x, y = (float(v) * unit for v in places[name])
+    for name in sorted(points, key=lambda n: pixels[n][1]):
+        x, y = (float(v) * unit for v in pixels[name])
         height, end = y - 3.0, x + 9 + _width(name)
         for other_x, other_end, other_y in placed:
-            beside = end < other_x or other_end < x
-            if not beside and height < other_y + 1.25 * FONT_SIZE:
+            separate = end < other_x or other_end < x
+            if not separate and height < other_y + 1.25 * FONT_SIZE:
                 height = other_y + 1.25 * FONT_SIZE
         placed.append((x, end, height))
         axes.annotate(
@@ -194,15 +187,15 @@ def _name_points(
         )
 
 
-def _width(words: str) -> float:
-    """About how wide words are, in points."""
-    return 0.6 * FONT_SIZE * len(words)
+def _width(text: str) -> float:
+    """Return the approximate width of a text in typographic points."""
+    return 0.6 * FONT_SIZE * len(text)
 
 
-def _legend_columns(labels: Sequence[str], width: float) -> int:
-    """How many columns of a legend, at most 3, fit into ``width`` inches."""
+def legend_columns(labels: Sequence[str], width: float) -> int:
+    """Return how many columns of a legend, at most 3, fit into ``width`` inches."""
     for columns in (3, 2):
-        parts = np.array_split(np.array(labels, dtype=object), columns)  # as matplotlib does
+        parts = np.array_split(np.array(labels, dtype=object), columns)  # as matplotlib splits them
         widths = [max((_width(label) for label in part), default=0.0) for part in parts]
         if sum(widths) + 3 * FONT_SIZE * columns <= 72 * width:
             return columns
@@ -210,7 +203,7 @@ def _legend_columns(labels: Sequence[str], width: float) -> int:
 
 
 def _mean_weights(run: RunResult) -> dict[str, float]:
-    """Each client's weight in percent, mean over the rounds (0 where it took no part)."""
+    """Return each client's weight in percent, mean over rounds (0 if it did not take part)."""
     return {
         client: 100 * float(np.mean([r.weights.get(client, 0.0) for r in run.rounds]))
         for client in run.clients
@@ -218,14 +211,14 @@ def _mean_weights(run: RunResult) -> dict[str, float]:
 
 
 def _own_budgets(results: Sequence[RunResult]) -> RunResult | None:
-    """A run whose clients spend their own budgets, for the oracle's view of the noise."""
-    able = [r for r in results if r.guarantee is not None and r.rounds and r.rounds[0].true_noise]
-    own = [r for r in able if all(c["planned_epsilon"] == c["epsilon"] for c in r.clients.values())]
-    return next(iter([r for r in own if r.method == "Oracle"] + own + able), None)
+    """Return a run with known noise, if possible one in which clients use their own budgets."""
+    known = [r for r in results if r.guarantee is not None and r.rounds and r.rounds[0].true_noise]
+    own = [r for r in known if r.own_budgets]
+    return next(iter([r for r in own if r.is_reference] + own + known), None)
 
 
 def _oracle_weights(run: RunResult) -> dict[str, float]:
-    """Weights in percent that perfect knowledge of the noise gives, mean over rounds."""
+    """Return the oracle's weights (from the true noise) in percent, mean over rounds."""
     sums = dict.fromkeys(run.clients, 0.0)
     for record in run.rounds:
         inverse = {c: 1 / v for c, v in record.true_noise.items() if v > 0 and math.isfinite(v)}
@@ -238,20 +231,21 @@ def _oracle_weights(run: RunResult) -> dict[str, float]:
 def _shared_weights(
     results: Sequence[RunResult], seed: int, order: Sequence[str]
 ) -> dict[tuple[float, ...], list[str]]:
-    """Weights of the clients in order -> the private methods that have them under a seed."""
+    """Return the private methods by their weights (of the clients in ``order``), for one seed."""
     shared: dict[tuple[float, ...], list[str]] = {}
     for method, runs in by_method(results).items():
         run = next((r for r in runs if r.seed == seed and r.rounds), None)
-        if run is not None and run.guarantee is not None and method != "Oracle":
+        if run is not None and run.guarantee is not None and not run.is_reference:
             weights = _mean_weights(run)
             shared.setdefault(tuple(round(weights[c], 9) for c in order), []).append(method)
     return shared
 
 
 def weights_chart(results: Sequence[RunResult]) -> Chart | None:
-    """Weight of each client under each method beside the oracle's; None without private runs.
+    """Chart of the weight of each client under each method; None if no run is private.
 
-    One row a client, least noisy first. Methods with the same weights share their marks.
+    One row for each client, the least noisy first, with the oracle's weight. Methods with the same
+    weights share their marks.
     """
     reference = _own_budgets(results)
     if reference is None:
@@ -272,10 +266,10 @@ def weights_chart(results: Sequence[RunResult]) -> Chart | None:
     )
     return Chart(
         "weights",
-        "Whose update counts",
-        f"Weight of each client under seed {reference.seed}, least noisy update on top (ε: its "
-        "budget, b: batch size, N: training records). The grey bar is what perfect knowledge of "
-        "the noise would give.",
+        "Weight of each client",
+        f"Weight of each client's update (seed {reference.seed}), least noisy update first. ε: the "
+        "client's budget, b: its batch size, N: its number of training records. The grey bar is "
+        "the oracle's weight, which requires the true noise.",
         figure,
         Table(("client", "settings", *(f"{name} [%]" for name in columns)), rows),
         tips,
@@ -288,37 +282,37 @@ def _draw_weights(
     shared: Mapping[tuple[float, ...], Sequence[str]],
     named: Mapping[str, str],
 ) -> tuple[Figure, dict[str, tuple[str, ...]]]:
-    """One row a client, one mark a method; and the tips of the marks."""
+    """Draw a row for each client and a mark for each method; return figure and tooltips."""
     small = len(named) > 30
     figure, axes = new_axes(4.8, 1.8 + (0.16 if small else 0.22) * len(named), grid="x")
-    looks = method_looks(list(by_method(results)))
-    places = np.arange(len(named))
+    styles = method_styles(list(by_method(results)))
+    rows = np.arange(len(named))
     tips: dict[str, tuple[str, ...]] = {}
 
-    def draw(label: str, values: tuple[float, ...], shift: float, **style: Any) -> None:
-        axes.plot(values, places + shift, ls="", label=label, **style)
-        add_tips(axes, str(len(tips)), values, list(places + shift))
+    def draw(label: str, values: tuple[float, ...], shift: float, **marks: Any) -> None:
+        axes.plot(values, rows + shift, ls="", label=label, **marks)
+        add_tips(axes, str(len(tips)), values, list(rows + shift))
         tips[str(len(tips))] = tuple(
-            f"{label}: {value:.2f} % for {client} ({words})"
-            for value, (client, words) in zip(values, named.items(), strict=True)
+            f"{label}: {value:.2f} % for {client} ({settings})"
+            for value, (client, settings) in zip(values, named.items(), strict=True)
         )
 
-    for place in places[1::2]:
-        axes.axhspan(place - 0.5, place + 0.5, color=GRID, alpha=0.35, lw=0)
+    for row in rows[1::2]:
+        axes.axhspan(row - 0.5, row + 0.5, color=GRID, alpha=0.35, lw=0)
     draw("oracle", oracle, 0, marker="|", ms=9 if small else 13, mew=2.2, color=MUTED)
     for number, (weights, methods) in enumerate(shared.items()):
-        look = looks[methods[0]]
+        style = styles[methods[0]]
         shift = 0.56 * ((number + 0.5) / len(shared) - 0.5)
-        style = {"marker": look.marker, "ms": 4.5, "mew": 0, "color": look.colour}
-        draw(", ".join(methods), weights, shift, **style)
-    axes.set_yticks(places, list(named.values()), fontsize=8.0 if small else 8.5, color=INK)
+        marks = {"marker": style.marker, "ms": 4.5, "mew": 0, "color": style.colour}
+        draw(", ".join(methods), weights, shift, **marks)
+    axes.set_yticks(rows, list(named.values()), fontsize=8.0 if small else 8.5, color=INK)
     axes.set_ylim(len(named) - 0.4, -0.6)
     axes.set_xlim(left=-0.025 * max(map(max, [oracle, *shared])))
     axes.set_xlabel("aggregation weight [%], mean over rounds")
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(
         handles, labels, loc="outside upper center", frameon=False, labelcolor=INK,
-        ncols=_legend_columns(labels, figure.get_figwidth()),
+        ncols=legend_columns(labels, figure.get_figwidth()),
         fontsize=FONT_SIZE, columnspacing=1.2, handletextpad=0.3,
     )  # fmt: skip
     return figure, tips

@@ -1,4 +1,4 @@
-"""HTML pages from the templates of this package: escaped, and without hidden characters."""
+"""Templates of the HTML pages. Values are escaped and control characters are made visible."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["template_environment"]
 
 
 def template_environment() -> jinja2.Environment:
-    """Return an environment for the files in ``report/templates``.
+    """Return a jinja environment for the files in ``report/templates``.
 
-    It escapes every value, makes control characters visible and refuses undefined names.
+    It escapes every value, makes control characters visible and rejects undefined names.
     """
     return jinja2.Environment(
         loader=jinja2.PackageLoader("noisewise.report", "templates"),
@@ -26,7 +26,7 @@ def template_environment() -> jinja2.Environment:
 
 
 def _printable_value(value: object) -> object:
-    """Return what a template shows for a value."""
+    """Return a value with control characters escaped."""
     if isinstance(value, Markup):
         return Markup(printable(value, lines=True))
     return printable(value, lines=True) if isinstance(value, str) else value

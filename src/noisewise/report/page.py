@@ -1,24 +1,27 @@
-"""The HTML page of a report: one file with everything in it, for a browser without a network."""
+"""The HTML page of a report: a single file that loads nothing from a network."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from noisewise import __version__
 from noisewise.federation.results import RunResult
-from noisewise.report.chart import Chart, Table, css_colours, inline_svg
+from noisewise.report.chart import Chart, Table
 from noisewise.report.citation import PAPER, PAPER_BIBTEX, software_bibtex
 from noisewise.report.disclosures import disclosure
 from noisewise.report.explain import explain
 from noisewise.report.html import template_environment
+from noisewise.report.inline_svg import css_colours, inline_svg
+from noisewise.report.joining_report import does_joining_pay
+from noisewise.report.run_sets import RunSet
 from noisewise.report.server_view import NOT_CHECKED, server_views
-from noisewise.report.sources import RunSet
 from noisewise.report.tables import by_method, method_rows
 
 __all__ = [
-    "STATUS_WORDS",
+    "STATUS_TEXT",
     "Section",
     "disclosure_table",
     "final_table",
@@ -26,14 +29,17 @@ __all__ = [
     "run_table",
 ]
 
-STATUS_WORDS = {
+STATUS_TEXT = {
     "finished": "finished",
     "diverged": "diverged: the model became NaN or infinite",
-    "budgets_spent": "ended early: all budgets were spent",
+    "budgets_spent": "ended early: all budgets are spent",
     "no_updates": "no updates: no round changed the model, so there is no trained model",
     "unfinished": "unfinished: run the same command again to resume",
 }
-"""How a run ended."""
+"""Text for each status of a run."""
+
+
+_JOINING = "joining"  # the chart with a section of its own
 
 
 @dataclass(frozen=True)
@@ -45,11 +51,11 @@ class Section:
 
 
 def final_table(results: Sequence[RunResult]) -> Table:
-    """Mean, standard error and every seed of each method."""
+    """Return mean, standard error and the accuracy of every seed, for each method."""
     rows = []
     for row in method_rows(results):
         scores = ", ".join(
-            f"{seed}: {100 * score:.1f}" if score == score else f"{seed}: none"
+            f"{seed}: {100 * score:.1f}" if score == score else f"{seed}: not measured"
             for seed, score in zip(row.seed_numbers, row.scores, strict=True)
         )
         rows.append((*row.cells()[:5], str(row.seeds), scores))
@@ -60,42 +66,44 @@ def final_table(results: Sequence[RunResult]) -> Table:
         "signal / best",
         "largest epsilon spent",
         "seeds",
-        "under each seed [%]",
+        "accuracy for each seed [%]",
     )
     return Table(headings, tuple(rows))
 
 
 def disclosure_table(results: Sequence[RunResult]) -> Table:
-    """Who was told what: the disclosures that each method's server needs."""
+    """Return what is disclosed to the server under each method, and the privacy of the updates."""
     rows = []
     for method, runs in by_method(results).items():
-        words = [disclosure(need) for need in runs[0].needs]
-        needs = [word.entered if runs[0].deployed else word.reported for word in words]
+        texts = [disclosure(need) for need in runs[0].needs]
+        needs = [text.entered if runs[0].deployed else text.reported for text in texts]
         if any(record.noised_accuracy for run in runs for record in run.rounds):
-            needs.append("a noised accuracy of the sites that chose to tell one")
+            needs.append("a noised accuracy, from the sites that chose to send one")
         if any(run.declarations for run in runs):
-            needs.append("the unit and budget of the sites that chose to declare them")
-        told = "; ".join(needs) or "nothing beyond the updates"
+            needs.append("unit and budget, from the sites that chose to declare them")
+        disclosed = "; ".join(needs) or "nothing except the updates"
+        if not runs[0].shares_model:
+            disclosed = "nothing: no update leaves a client"
         privacy = "each client's own budget"
         if runs[0].deployed:
             privacy = NOT_CHECKED
         elif runs[0].guarantee is None:
-            privacy = "none: updates carry no noise"
+            privacy = "none: updates have no noise"
         elif any(c["planned_epsilon"] != c["epsilon"] for c in runs[0].clients.values()):
-            privacy = "one epsilon for all, the smallest"
-        rows.append((method, told, privacy))
-    return Table(("method", "the server is told", "privacy of the updates"), tuple(rows))
+            privacy = "one epsilon for all clients: the smallest"
+        rows.append((method, disclosed, privacy))
+    return Table(("method", "disclosed to the server", "privacy of the updates"), tuple(rows))
 
 
 def run_table(results: Sequence[RunResult]) -> Table:
-    """Every run: how far it came and how it ended."""
+    """Return the status and the number of rounds of every run."""
     rows = tuple(
         (
             run.method,
             str(run.seed),
-            STATUS_WORDS[run.status],
+            STATUS_TEXT[run.status],
             _rounds(run),
-            f"{run.settings.get('learning_rate', float('nan')):g}",
+            run.settings.get("server_rate") or f"{run.settings.get('learning_rate', math.nan):g}",
         )
         for run in results
     )
@@ -103,10 +111,10 @@ def run_table(results: Sequence[RunResult]) -> Table:
 
 
 def _rounds(run: RunResult) -> str:
-    """How many rounds were played, and how many of them did not change the model."""
-    played = f"{len(run.rounds)} of {run.settings.get('rounds', '?')}"
+    """Return how many rounds were run, and how many of them did not change the model."""
+    done = f"{len(run.rounds)} of {run.settings.get('rounds', '?')}"
     unchanged = len(run.rounds) - run.rounds_changed
-    return f"{played}; {unchanged} left the model as it was" if unchanged else played
+    return f"{done}; {unchanged} did not change the model" if unchanged else done
 
 
 def _timing_tables(timings: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Table]]:
@@ -121,45 +129,52 @@ def _timing_tables(timings: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, 
             )
             for part in timing["parts"]
         )
-        words = f"{name}: {timing['rounds']} rounds in {timing['seconds']:.1f} s"
-        tables.append((words, Table(("part", "seconds", "seconds a round", "share [%]"), rows)))
+        title = f"{name}: {timing['rounds']} rounds in {timing['seconds']:.1f} s"
+        tables.append((title, Table(("part", "seconds", "seconds per round", "share [%]"), rows)))
     return tables
 
 
 def _fallback_config(results: Sequence[RunResult]) -> str:
-    """The settings that a result itself knows, where there is no config file."""
+    """Return the settings that a result contains, for a run without a config file."""
     return "\n".join(f"{key} = {value!r}" for key, value in sorted(results[0].settings.items()))
 
 
 def _content(section: Section, prefix: str) -> dict[str, Any]:
     results = section.runs.results
-    troubled = [r for r in results if r.status in ("unfinished", "diverged", "no_updates")]
+    failed = [r for r in results if r.status in ("unfinished", "diverged", "no_updates")]
     return {
         "id": prefix,
         "name": section.runs.name,
         "final": final_table(results),
         "explanation": explain(results).split("\n\n"),
-        "charts": [(chart, inline_svg(chart, prefix)) for chart in section.charts],
+        "charts": [(c, inline_svg(c, prefix)) for c in section.charts if c.name != _JOINING],
+        "joining": does_joining_pay(results),
+        "joining_charts": [
+            (c, inline_svg(c, prefix)) for c in section.charts if c.name == _JOINING
+        ],
         "disclosures": disclosure_table(results),
         "views": server_views(results),
         "runs": run_table(results),
-        "warning": _warning(troubled, len(results)),
+        "warning": _warning(failed, len(results)),
         "timings": _timing_tables(section.runs.timings),
         "config": section.runs.config or _fallback_config(results),
     }
 
 
-def _warning(troubled: Sequence[RunResult], total: int) -> str:
+def _warning(failed: Sequence[RunResult], total: int) -> str:
     parts = []
-    for status, words in (
-        ("unfinished", "not finished: their figures are those of the rounds so far"),
-        ("diverged", "diverged: their figures are those of the last evaluation before"),
-        ("no_updates", "without any update: no round changed the model, so there is none to use"),
+    for status, text in (
+        ("unfinished", "not finished: the numbers are from the rounds completed so far"),
+        ("diverged", "diverged: the numbers are from the last evaluation before that"),
+        (
+            "no_updates",
+            "without any update: no round changed the model, so there is no trained model",
+        ),
     ):
-        runs = [r for r in troubled if r.status == status]
+        runs = [r for r in failed if r.status == status]
         if runs:
             names = ", ".join(f"{r.method} seed {r.seed}" for r in runs)
-            parts.append(f"{len(runs)} of {total} runs {words} ({names}).")
+            parts.append(f"{len(runs)} of {total} runs {text} ({names}).")
     return " ".join(parts)
 
 
@@ -169,13 +184,13 @@ def render_page(
     overview: tuple[Chart, Table] | None = None,
     notes: Sequence[str] = (),
 ) -> str:
-    """The page.
+    """Return the page as HTML text.
 
     Args:
-        title: its heading.
-        sections: one for each set of runs.
-        overview: for several sets, the chart and table over all of them.
-        notes: lines about runs that are not in it.
+        title: heading of the page.
+        sections: one section for each set of runs.
+        overview: for several sets, the chart and table of all of them.
+        notes: lines about runs that are not on the page.
     """
     contents = [_content(section, f"s{n}-") for n, section in enumerate(sections, start=1)]
     runs = [run for section in sections for run in section.runs.results]

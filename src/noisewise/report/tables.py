@@ -1,4 +1,4 @@
-"""Tables of a comparison: one row for each method, as text, Markdown, CSV and JSON."""
+"""Tables of a comparison: one row for each method, as text, Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from noisewise.federation.results import RunResult
-from noisewise.report.cells import csv_text, markdown_table, printable_run
+from noisewise.report.cell_text import csv_text, markdown_table, printable_run
 from noisewise.text import align_columns, printable
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 NOT_KNOWN = "not known to the server"
-"""Of a real federation's epsilons: a server sees updates, not how they were made."""
+"""Epsilon in the report of a real federation: the server cannot see how an update was made."""
 
 HEADINGS = (
     "method",
@@ -32,28 +32,28 @@ HEADINGS = (
     "noise / oracle's",
     "signal / best",
     "largest epsilon",
-    "told to the server",
+    "disclosed to the server",
 )
 
 
 @dataclass(frozen=True)
 class MethodRow:
-    """What a method reached over all its seeds.
+    """The results of a method over all its seeds.
 
     Attributes:
-        method: label.
+        method: label of the method.
         seeds: number of runs.
         accuracy: mean over seeds of the mean held-out accuracy, in [0, 1].
         spread: standard deviation over seeds; NaN for one seed.
-        noise_ratio: aggregated noise over the oracle's; NaN where undefined.
-        largest_epsilon: spent by any client; inf without privacy.
-        needs: what the server had to be told.
-        diverged: how many runs diverged.
-        no_updates: in how many runs no round changed the model.
-        unfinished: how many runs have not ended; they count with the rounds that they have.
-        seed_numbers: which seeds.
-        scores: accuracy under each of them.
-        signal_share: signal-to-noise ratio over the best attainable one; NaN where undefined.
+        noise_ratio: noise in the combined update divided by the oracle's; NaN if undefined.
+        largest_epsilon: largest epsilon that any client spent; infinite without privacy.
+        needs: what clients disclose to the server.
+        diverged: number of runs that diverged.
+        no_updates: number of runs in which no round changed the model.
+        unfinished: number of runs that have not ended; they count with the rounds that they have.
+        seed_numbers: the seeds.
+        scores: accuracy for each seed.
+        signal_share: signal-to-noise ratio divided by the best possible one; NaN if undefined.
     """
 
     method: str
@@ -72,47 +72,47 @@ class MethodRow:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean over seeds; NaN for one seed."""
+        """Standard error of the mean over seeds; NaN for one seed."""
         return self.spread / math.sqrt(self.seeds)
 
-    def accuracy_words(self) -> str:
-        """Mean and standard error in percent, and what there is to remark."""
-        words = "none"
+    def accuracy_text(self) -> str:
+        """Return mean and standard error in percent, with remarks about the runs."""
+        text = "not measured"
         if math.isfinite(self.accuracy):
-            words = f"{100 * self.accuracy:.1f}"
+            text = f"{100 * self.accuracy:.1f}"
             if math.isfinite(self.standard_error):
-                words += f" ± {100 * self.standard_error:.1f}"
-            words += " %"
-        return words + (f" ({self.remarks()})" if self.remarks() else "")
+                text += f" ± {100 * self.standard_error:.1f}"
+            text += " %"
+        return text + (f" ({self.remarks()})" if self.remarks() else "")
 
     def remarks(self) -> str:
-        """What a reader must know about the runs before believing the mean."""
+        """Return how many runs diverged, had no updates or are unfinished; empty if none."""
         counts = {
             "diverged": self.diverged,
             "without any update": self.no_updates,
             "unfinished": self.unfinished,
         }
-        return ", ".join(f"{n} of {self.seeds} {word}" for word, n in counts.items() if n)
+        return ", ".join(f"{n} of {self.seeds} {remark}" for remark, n in counts.items() if n)
 
     def cells(self) -> tuple[str, ...]:
-        """The row as words, under `HEADINGS`."""
+        """Return the row as text, for the columns `HEADINGS`."""
         noise = "no noise" if self.noise_ratio == 0 else f"{self.noise_ratio:.4g}"
         epsilon = "no limit" if math.isinf(self.largest_epsilon) else f"{self.largest_epsilon:.3g}"
         if math.isnan(self.largest_epsilon):
             epsilon = NOT_KNOWN
-        told = ", ".join(self.needs) or "nothing"
+        disclosed = ", ".join(self.needs) or "nothing"
         return (
             self.method,
-            self.accuracy_words(),
+            self.accuracy_text(),
             noise if math.isfinite(self.noise_ratio) else "not defined",
             f"{self.signal_share:.2f}" if math.isfinite(self.signal_share) else "",
             epsilon,
-            told,
+            disclosed,
         )
 
 
 def by_method(results: Sequence[RunResult]) -> dict[str, list[RunResult]]:
-    """The runs of each method, in the order of first appearance."""
+    """Return the runs of each method, in the order of first appearance."""
     grouped: dict[str, list[RunResult]] = {}
     for result in results:
         grouped.setdefault(result.method, []).append(result)
@@ -120,7 +120,11 @@ def by_method(results: Sequence[RunResult]) -> dict[str, list[RunResult]]:
 
 
 def method_rows(results: Sequence[RunResult]) -> tuple[MethodRow, ...]:
-    """One row for each method, in the order of first appearance."""
+    """Return one row for each method, in the order of first appearance.
+
+    Args:
+        results: runs of one or more methods and seeds.
+    """
     rows = []
     for method, runs in by_method([printable_run(result) for result in results]).items():
         scores = np.array([run.accuracy for run in runs])
@@ -147,23 +151,23 @@ def method_rows(results: Sequence[RunResult]) -> tuple[MethodRow, ...]:
 
 
 def as_text(rows: Sequence[MethodRow]) -> str:
-    """Aligned columns for a terminal or a log."""
+    """Return the rows as aligned columns, for a terminal or a log."""
     return aligned(HEADINGS, [row.cells() for row in rows])
 
 
 def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Words in columns, under a rule."""
+    """Return text in aligned columns, with a line of dashes below the headings."""
     table = [[printable(cell) for cell in line] for line in (headings, *rows)]
     return "\n".join(align_columns(table, rule=True))
 
 
 def as_markdown(rows: Sequence[MethodRow]) -> str:
-    """A Markdown table."""
+    """Return the rows as a Markdown table."""
     return markdown_table(HEADINGS, [row.cells() for row in rows])
 
 
 def as_csv(rows: Sequence[MethodRow]) -> str:
-    """The exact numbers, for a spreadsheet."""
+    """Return the exact numbers as CSV."""
     fields = tuple(MethodRow.__dataclass_fields__)
     values = [[getattr(row, name) for name in fields] for row in rows]
     cells = [[" ".join(map(str, v)) if isinstance(v, tuple) else v for v in row] for row in values]

@@ -1,4 +1,4 @@
-"""Models, per-sample gradients and local DP-SGD."""
+"""Models, per-record gradients and local DP-SGD."""
 
 from noisewise.training.engine import FastGradients, IsolatedGradients, make_engine
 from noisewise.training.gradients import FunctionalGradients, GradientEngine, Loss

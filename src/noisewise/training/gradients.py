@@ -1,6 +1,7 @@
-"""Sums of clipped per-sample gradients: the seam between DP-SGD and how gradients are computed.
+"""`GradientEngine`, which computes sums of clipped per-record gradients for DP-SGD.
 
-`FunctionalGradients` is the reference: `torch.func` on any model without BatchNorm.
+`FunctionalGradients` is the reference engine: `torch.func` on any model without BatchNorm. The
+faster engines are in `noisewise.training.engine`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["FunctionalGradients", "GradientEngine", "Loss", "clip_factors"]
 _log = logging.getLogger(__name__)
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""(outputs [b, ...], targets [b, ...]) -> scalar mean over the batch, as torch's losses."""
+"""(outputs [b, ...], targets [b, ...]) -> scalar mean over the batch, like torch's losses."""
 
 
 class GradientEngine(Protocol):
@@ -29,16 +30,16 @@ class GradientEngine(Protocol):
     def clipped_sum(
         self, theta: Tensor, inputs: Tensor, targets: Tensor, clip_norm: float | None
     ) -> Tensor:
-        """Sum of clipped gradients.
+        """Sum of the clipped gradients of all records.
 
         Args:
             theta: [p] trainable parameters.
             inputs: [b, ...], b may be 0.
             targets: [b, ...].
-            clip_norm: c; None sums the gradients as they are.
+            clip_norm: c; None adds the gradients without clipping.
 
         Returns:
-            [p] float64. A record whose gradient is not finite contributes 0.
+            [p] float64. A record whose gradient is NaN or infinite contributes 0.
         """
         total = torch.zeros(theta.shape, dtype=torch.float64, device=theta.device)
         self.add_clipped_sum(theta, inputs, targets, clip_norm, total)
@@ -52,12 +53,12 @@ class GradientEngine(Protocol):
         clip_norm: float | None,
         total: Tensor,
     ) -> None:
-        """Add `clipped_sum` to ``total`` [p] float64, which saves large models a new vector."""
+        """Add `clipped_sum` to ``total`` [p] float64, without allocating a new vector."""
         ...
 
 
 def clip_factors(squared_norms: Tensor, clip_norm: float | None) -> Tensor:
-    """min(1, c / norm) for each record, and 0 for a norm that is not finite.
+    """min(1, c / norm) for each record, and 0 for a norm that is NaN or infinite.
 
     Args:
         squared_norms: [b] float64, over *all* trainable parameters together (flat clipping).
@@ -66,15 +67,23 @@ def clip_factors(squared_norms: Tensor, clip_norm: float | None) -> Tensor:
     Source: the paper's clip(v, c), text after eq. noisy_sg.
     """
     limit = torch.inf if clip_norm is None else clip_norm
-    # 1/inf is 0; nan, and the inf * 0 of no limit, become 0; 1/0 is inf, which becomes 1
+    # 1/inf is 0; NaN, and inf * 0 without a limit, become 0; 1/0 is inf, which becomes 1
     return squared_norms.rsqrt().mul_(limit).clamp_(max=1.0).nan_to_num_(nan=0.0)
 
 
 class FunctionalGradients:
-    """The reference engine: materialises every per-sample gradient with `torch.func`.
+    """The reference engine: computes every per-record gradient with `torch.func`.
 
-    Norms and sums are taken in float64, so that leaving out one record moves the sum by at most
-    c (1 + 1e-6) whatever the other records are.
+    Norms and sums are computed in float64, so leaving out one record changes the sum by at most
+    c (1 + 1e-6), whatever the other records are.
+
+    Args:
+        model: gives structure, buffers and mode; its trainable parameters are not read.
+        loss: of a batch; applied to each record separately.
+
+    Raises:
+        UnsupportedModelError: the model has BatchNorm.
+        InvalidValueError: the model has no trainable parameter.
     """
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
@@ -86,8 +95,8 @@ class FunctionalGradients:
         buffers = dict(model.named_buffers())
 
         def loss_of_one(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            # Copies: a layer that writes to its buffers would let one record change another's
-            # gradient, and what the next client computes with the same model.
+            # Copies: otherwise a layer that writes to its buffers would let one record change the
+            # gradient of another one, or the next client's results with the same model.
             copies = {name: buffer.clone() for name, buffer in buffers.items()}
             outputs = functional_call(model, {**parameters, **frozen, **copies}, (x.unsqueeze(0),))
             return loss(outputs, y.unsqueeze(0))
@@ -118,7 +127,7 @@ class FunctionalGradients:
         total += self.clipped_sum(theta, inputs, targets, clip_norm)
 
     def prepare(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> None:
-        """Find out on public records whether vmap can follow; see `RowEngine`."""
+        """Find out on public records whether `vmap` supports the model; see `RowEngine`."""
         self._by_name(self.layout.unflatten(theta), inputs, targets)
         self._prepared = True
 
@@ -153,22 +162,22 @@ class FunctionalGradients:
     def _by_name(
         self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor
     ) -> dict[str, Tensor]:
-        """Gradients [b, ...] of each parameter; record by record where vmap cannot follow."""
+        """Gradients [b, ...] of each parameter; one record at a time if `vmap` fails."""
         try:
             return self._gradients(parameters, inputs, targets)
         except RuntimeError as error:
             if self._prepared:
                 raise
             gradients = self._one_by_one(parameters, inputs, targets)
-            _log.info("vmap cannot follow this model or loss; taking records one by one: %s", error)
+            _log.info("vmap fails, so each record is computed separately: %s", error)
             self._gradients = self._one_by_one
             return gradients
 
     def _one_by_one(
         self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor
     ) -> dict[str, Tensor]:
-        """The same gradients without vmap, for operations that it does not know."""
-        each = [
+        """The same gradients without `vmap`, for operations that it does not support."""
+        gradients = [
             self._gradient_of_one(parameters, x, y) for x, y in zip(inputs, targets, strict=True)
         ]
-        return {name: torch.stack([one[name] for one in each]) for name in parameters}
+        return {name: torch.stack([one[name] for one in gradients]) for name in parameters}

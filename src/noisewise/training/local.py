@@ -35,7 +35,7 @@ class TensorData:
 
 @dataclass(frozen=True)
 class LocalUpdate:
-    """What leaves a client: the noised change of the parameters [p] and nothing else."""
+    """What leaves a client: only the noised change of the parameters [p]."""
 
     delta: Tensor
 
@@ -56,28 +56,47 @@ def local_update(
 
     Step: theta <- theta - eta / b [sum_j clip(g_j, c) + N(0, c^2 z^2 I)] over a Poisson sample j
     (the paper's eq. noisy_sg and Algorithm 1). q, b, c, z and the number of steps come from the
-    plan, never from the data; an empty sample takes its step on noise alone. The noised sum is
+    plan, never from the data; a step with an empty sample uses noise alone. The noised sum is
     rounded to a public grid (`noise_grid`).
 
     Args:
         model: gives the structure; its own parameters are not read.
         theta: [p] the round's global parameters; not changed.
         data: the client's records.
-        plan: what the accountant counted.
+        plan: the plan that the accountant counts.
         learning_rate: eta.
         loss: mean loss of a batch.
-        rng: sampling and noise.
-        physical_batch: records whose gradients are held in memory at once; changes nothing but the
+        rng: draws the samples and the noise.
+        physical_batch: number of records whose gradients are in memory at once. It changes only the
             order of sums.
-        engine: computes clipped sums; `make_engine`, as a deployed client needs it, by default.
-            Passing the same one in every round saves its preparation.
+        engine: computes clipped sums; by default `make_engine(model, loss)`, which a deployed
+            client needs. Passing the same engine in every round saves its preparation.
+
+    Returns:
+        The noised change of the parameters.
+
+    Raises:
+        InvalidValueError: a value or the shape of ``theta`` is invalid.
+        UnsupportedModelError: the model has BatchNorm.
+
+    Example:
+        >>> from noisewise.privacy import LocalPlan, PrivacyBudget
+        >>> from noisewise.randomness import SeededRandom
+        >>> model = nn.Linear(3, 2)
+        >>> theta = torch.zeros(8)
+        >>> data = TensorData(torch.rand(10, 3), torch.zeros(10, dtype=torch.int64))
+        >>> plan = LocalPlan(0.5, 5, 2, 1.0, 1.2, 10, "pld", PrivacyBudget(1.0, 1e-5))
+        >>> rng = SeededRandom(0, 1, "client 1")
+        >>> loss = nn.functional.cross_entropy
+        >>> local_update(model, theta, data, plan, 0.1, loss, rng).delta.shape
+        torch.Size([8])
     """
     positive_number("learning_rate", learning_rate)
     positive_int("physical_batch", physical_batch)
     engine = engine or make_engine(model, loss)
-    theta = theta.detach()  # or the update would drag along a graph that holds the records
+    theta = theta.detach()  # otherwise the update would refer to a graph with the records
     step_size = learning_rate / plan.expected_batch
-    # All vectors are made once: a large model would spend more on fresh memory than on the sums.
+    # All vectors are allocated once: for a large model, new memory costs more than the sums.
     start, point = theta.double(), theta.to(torch.float64, copy=True)
     total, current = torch.zeros_like(point), theta.clone()
     with torch_seed(rng.model_seed(), theta.device):  # for dropout
@@ -91,7 +110,7 @@ def local_update(
 
 
 def per_step(delta: Tensor, plan: LocalPlan) -> Tensor:
-    """The update divided by its number of steps, as clients of NoiseWise send it."""
+    """The update divided by its number of steps, which clients of NoiseWise send."""
     return delta / plan.steps_per_round
 
 
@@ -105,7 +124,7 @@ def _add_noisy_sum(
     physical_batch: int,
     total: Tensor,
 ) -> None:
-    """Add one Poisson sample's clipped gradients, by physical batches, and noise to total [p]."""
+    """Add a Poisson sample's clipped gradients, in physical batches, and noise to total [p]."""
     index = torch.from_numpy(rng.poisson_sample(step, len(data), plan.sample_rate))
     index = index.to(data.inputs.device)
     for start in range(0, len(index), physical_batch):
@@ -115,7 +134,7 @@ def _add_noisy_sum(
     if plan.is_private:
         noise = torch.from_numpy(rng.normal(step, len(theta))).to(theta.device)
         grid = noise_grid(plan.noise_std)
-        # By blocks: float32 noise of a large model would be copied to float64 as a whole first.
+        # In blocks: otherwise all float32 noise of a large model would be copied to float64 first.
         for sums, normals in zip(
             torch.split(total, _BLOCK), torch.split(noise, _BLOCK), strict=True
         ):
@@ -123,9 +142,10 @@ def _add_noisy_sum(
 
 
 def noise_grid(noise_std: float) -> float:
-    """The spacing of the grid that noised sums are rounded to: 2^-20 of the noise, or less.
+    """The spacing of the grid to which noised sums are rounded: at most 2^-20 of ``noise_std``.
 
     Rounding after the noise is post-processing. It removes the lowest bits, whose pattern depends
-    on the sum that the noise was added to (Mironov 2012). A power of two, so that scaling is exact.
+    on the sum that the noise was added to (Mironov 2012). The spacing is a power of two, so scaling
+    by it is exact.
     """
     return math.ldexp(1.0, math.frexp(noise_std)[1] - 1 - _GRID_BITS)

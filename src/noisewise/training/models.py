@@ -1,4 +1,4 @@
-"""Models by name, initialised from a seed: what the paper trains, two small ones, and your own."""
+"""Models by name, initialised from a seed: the paper's models, two small ones, and your own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from noisewise.plugins import load_object
 from noisewise.training.resnet import ResNet
 from noisewise.training.torch_random import torch_seed
 
-__all__ = ["cnn", "make_model", "mlp", "model_names", "resnet18", "resnet34", "softmax"]
+__all__ = ["cnn", "head", "make_model", "mlp", "model_names", "resnet18", "resnet34", "softmax"]
 
 Shape = tuple[int, ...]
 
@@ -23,6 +23,24 @@ Shape = tuple[int, ...]
 def softmax(input_shape: Shape, n_classes: int) -> nn.Module:
     """Softmax regression: one linear layer on the flattened input."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), n_classes))
+
+
+def head(input_shape: Shape, n_classes: int, constant: float = 0.1) -> nn.Module:
+    """A linear head for features of norm 1, which starts at zero.
+
+    A bias would have a gradient as large as that of all other weights together, and half of the
+    clipping norm would be spent on it. So the head has none; a small constant is appended to the
+    features instead.
+
+    Args:
+        input_shape: shape of one record's features.
+        n_classes: number of outputs.
+        constant: the number that is appended; 0 for features that need no offset.
+    """
+    width = math.prod(input_shape)
+    layer = nn.Linear(width + 1, n_classes, bias=False)
+    nn.init.zeros_(layer.weight)
+    return nn.Sequential(nn.Flatten(), nn.ConstantPad1d((0, 1), float(constant)), layer)
 
 
 def mlp(input_shape: Shape, n_classes: int, hidden: int | Sequence[int] = 64) -> nn.Module:
@@ -46,9 +64,9 @@ def cnn(input_shape: Shape, n_classes: int) -> nn.Module:
     """The paper's CNN for MNIST and Fashion-MNIST (its table of the model): 28,938 parameters.
 
     Two 5x5 convolutions that keep the size, with 16 and 32 channels, each followed by ReLU and a
-    2x2 pool, then a dense layer. The table prints ReLU behind the dense layer as well; a classifier
-    trained with cross-entropy cannot use it (a class with a logit below 0 would get no gradient),
-    so the outputs here are plain logits.
+    2x2 pool, then a dense layer. The paper's table has a ReLU after the dense layer too. A
+    classifier trained with cross-entropy cannot use it (a class with a logit below 0 would get no
+    gradient), so the outputs here are plain logits.
     """
     channels, height, width = _image("cnn", input_shape, smallest=4)
     return nn.Sequential(
@@ -84,9 +102,9 @@ def resnet34(
 ) -> nn.Module:
     """ResNet-34 without normalisation: 21,272,778 parameters for 3 channels and 10 classes.
 
-    That is the number that the paper gives. It is the count of the 10-class network without
-    normalisation layers, although the paper trains it on the 100 classes of CIFAR-100 (for which
-    the same network has 21,318,948).
+    This is the number in the paper. It belongs to the network with 10 classes and without
+    normalisation layers, although the paper trains on the 100 classes of CIFAR-100, for which this
+    network has 21,318,948 parameters.
     """
     channels, _, _ = _image("resnet34", input_shape)
     return ResNet((3, 4, 6, 3), channels, n_classes, norm=norm, groups=groups, stem=stem)
@@ -94,6 +112,7 @@ def resnet34(
 
 _MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "softmax": softmax,
+    "head": head,
     "mlp": mlp,
     "cnn": cnn,
     "resnet18": resnet18,
@@ -102,7 +121,7 @@ _MODELS: Mapping[str, Callable[..., nn.Module]] = {
 
 
 def model_names() -> tuple[str, ...]:
-    """The names that `make_model` knows, besides ``"package.module:function"``."""
+    """The names that `make_model` accepts, besides ``"package.module:function"``."""
     return tuple(_MODELS)
 
 
@@ -115,16 +134,19 @@ def make_model(
 ) -> nn.Module:
     """Build a model whose initial parameters depend on the seed alone.
 
-    Torch's global generator is left as it was.
+    Torch's global generator is not changed.
 
     Args:
-        name: one of `model_names`, or a function of your own (itself, or by name as
-            ``"package.module:function"``), which is called with (input_shape, n_classes,
-            **options) and returns a module.
+        name: one of `model_names`, or a function of your own (the function itself, or
+            ``"package.module:function"``) that takes (input_shape, n_classes, **options) and
+            returns a module.
         input_shape: shape of one record, such as (1, 28, 28).
         n_classes: number of outputs.
         seed: of the initial parameters.
-        **options: passed on to the model's function.
+        **options: passed to the model's function.
+
+    Returns:
+        The model.
 
     Raises:
         InvalidValueError: the name or an option is unknown, or the function returns no module.
@@ -141,12 +163,13 @@ def make_model(
         inspect.signature(factory).bind(shape, n_classes, **options)
     except TypeError as error:
         raise InvalidValueError(
-            "model", name, f"does not take {options or 'these'} ({error})"
+            "model", name, f"must accept (input_shape, n_classes, **{options}): {error}"
         ) from None
     with torch_seed(non_negative_int("seed", seed), torch.device("cpu")):
         model = factory(shape, n_classes, **options)
     if not isinstance(model, nn.Module):
-        raise InvalidValueError("model", name, f"must return a torch module, not {type(model)}")
+        kind = type(model).__name__
+        raise InvalidValueError("model", name, f"must return a torch module, not {kind}")
     return model
 
 
@@ -156,12 +179,12 @@ def _factory(name: str | Callable[..., object]) -> Callable[..., object]:
     if name in _MODELS:
         return _MODELS[name]
     if ":" not in name:
-        known = ", ".join(_MODELS)
-        raise InvalidValueError("model", name, f'must be one of {known}, or "package.module:name"')
-    found = load_object(name, "model")
-    if not callable(found):
+        names = ", ".join(_MODELS)
+        raise InvalidValueError("model", name, f'must be one of {names}, or "package.module:name"')
+    factory = load_object(name, "model")
+    if not callable(factory):
         raise InvalidValueError("model", name, "must name a function or a class")
-    return found
+    return factory
 
 
 def _image(model: str, shape: Shape, smallest: int = 1) -> tuple[int, int, int]:
@@ -169,6 +192,6 @@ def _image(model: str, shape: Shape, smallest: int = 1) -> tuple[int, int, int]:
         raise InvalidValueError(
             "input_shape",
             shape,
-            f"{model} needs images (channels, height, width) of at least {smallest} x {smallest}",
+            f"must be (channels, height, width) of at least {smallest} x {smallest} for {model}",
         )
     return shape[0], shape[1], shape[2]

@@ -1,28 +1,31 @@
-"""A model's trainable parameters as one flat vector, which is what travels and gets noise."""
+"""`ParameterLayout`: a model's trainable parameters as one flat vector, which gets the noise."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from noisewise.errors import InvalidValueError, UnsupportedModelError
+from noisewise.errors import InvalidValueError, UnsupportedModelError, UpdateError
 
 __all__ = ["ParameterLayout", "check_model"]
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse models whose layers mix the records of a batch, or that have nothing to train.
+    """Reject models with BatchNorm or without trainable parameters.
 
     Raises:
-        UnsupportedModelError: for BatchNorm, whose statistics leak across records.
-        InvalidValueError: if no parameter requires a gradient.
+        UnsupportedModelError: the model has BatchNorm, which mixes the records of a batch.
+        InvalidValueError: no parameter requires a gradient.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise UnsupportedModelError(
-                f"layer '{name}' is {type(module).__name__}: it mixes the records of a batch, so a "
+                f"layer '{name}' is {type(module).__name__}, which mixes the records of a batch: a "
                 "record's influence cannot be bounded; use torch.nn.GroupNorm instead"
             )
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -31,14 +34,14 @@ def check_model(model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """Names, shapes and order of the trainable parameters; the order is the model's own."""
+    """Names and shapes of the trainable parameters, in the model's order."""
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
 
     @classmethod
     def of(cls, model: nn.Module) -> ParameterLayout:
-        """Read the layout off a model."""
+        """The layout of a model's trainable parameters."""
         trainable = [(n, p.shape) for n, p in model.named_parameters() if p.requires_grad]
         return cls(tuple(n for n, _ in trainable), tuple(s for _, s in trainable))
 
@@ -49,21 +52,53 @@ class ParameterLayout:
 
     @property
     def size(self) -> int:
-        """The paper's p, the length of the flat vector."""
+        """p, the length of the flat vector."""
         return sum(self.sizes)
 
     def flatten(self, model: nn.Module) -> Tensor:
-        """The model's trainable parameters as a new vector [p]."""
+        """A copy of the model's trainable parameters as a vector [p]."""
         parameters = dict(model.named_parameters())
         return torch.cat([parameters[name].detach().reshape(-1) for name in self.names])
 
     def unflatten(self, theta: Tensor) -> dict[str, Tensor]:
-        """Views of ``theta`` [p] by parameter name."""
+        """Views of ``theta`` [p] by parameter name.
+
+        Raises:
+            InvalidValueError: ``theta`` has another shape.
+        """
         if theta.shape != (self.size,):
             shape = tuple(theta.shape)
             raise InvalidValueError("theta", shape, f"must have shape ({self.size},)")
         parts = torch.split(theta, list(self.sizes))
         return {n: part.view(s) for n, s, part in zip(self.names, self.shapes, parts, strict=True)}
+
+    def gather(self, arrays: Mapping[str, NDArray[np.float32]]) -> Tensor:
+        """Arrays from outside as one vector [p].
+
+        Args:
+            arrays: by parameter name; nothing about them is believed. Arrays of other names are not
+                read.
+
+        Raises:
+            UpdateError: names, shapes or types are not those of the layout; one line of bounded
+                length.
+        """
+        names = list(arrays)
+        if len(names) != len(self.names) or set(names) != set(self.names):
+            missing = [name for name in self.names if name not in names][:3]
+            extra = [str(name)[:40] for name in names if name not in self.names][:3]
+            raise UpdateError(f"has other names: missing {missing}, not asked for {extra}")
+        theta = torch.empty(self.size, dtype=torch.float32)
+        for name, part in self.unflatten(theta).items():
+            values = arrays[name]
+            if not isinstance(values, np.ndarray) or values.dtype != np.float32:
+                kind = str(getattr(values, "dtype", type(values).__name__))[:20]
+                raise UpdateError(f"array {name} has dtype {kind}, expected float32")
+            if values.shape != tuple(part.shape):
+                shape = str(values.shape)[:60]
+                raise UpdateError(f"array {name} has shape {shape}, expected {tuple(part.shape)}")
+            part.numpy()[...] = values
+        return theta
 
     @torch.no_grad()
     def load(self, model: nn.Module, theta: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Torch's own generator for a while: seeded, and afterwards as it was."""
+"""`torch_seed`: seeds torch's global generator for a block of code, then restores it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ import torch
 
 __all__ = ["torch_seed"]
 
-_turn = threading.RLock()
+_lock = threading.RLock()
 
 
 @contextlib.contextmanager
 def torch_seed(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed what layers such as dropout draw from, on one device; then restore it.
+    """Seed the generator that layers such as dropout use on one device, and restore it at the end.
 
-    The same as `torch.random.fork_rng` and `torch.manual_seed`, which together take ten times as
-    long: they prepare every kind of device that torch knows. The generator belongs to the whole
-    process, so threads take turns.
+    It does the same as `torch.random.fork_rng` with `torch.manual_seed`, which take ten times as
+    long because they handle every kind of device. The generator is shared by the whole process, so
+    only one thread at a time is inside of the block.
+
+    Args:
+        seed: of the generator.
+        device: its generator is seeded besides the CPU's.
     """
     generators = [torch.default_generator]
     if device.type == "cuda":
         number = torch.cuda.current_device() if device.index is None else device.index
         generators.append(torch.cuda.default_generators[number])
-    with _turn:
+    with _lock:
         states = [generator.get_state() for generator in generators]
         try:
             for generator in generators:

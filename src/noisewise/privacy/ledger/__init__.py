@@ -1,16 +1,22 @@
-"""The ledger of one dataset: what was promised, what is charged, what left the site.
+"""The ledger of one dataset: its budget, what is charged, what left the site.
 
-A client needs four lines::
+A client uses it like this::
 
     ledger = Ledger.open(path, dataset_id=..., budget=...)
-    granted = ledger.reserve(instruction_hash(instruction), plan)  # charged from here on
+    granted = ledger.reserve(instruction_hash(instruction), plan)  # charges the round
     if isinstance(granted, SealedReply):
-        return granted.reply  # the same instruction again: the same bytes, nothing charged
-    return ledger.seal(granted, train_and_encode())  # stored durably, then returned
+        return granted.reply  # the same instruction again: the same bytes, no charge
+    return ledger.seal(granted, train_and_encode())  # stores the reply durably, then returns it
 
-`charges` says what a round costs, `chain` what an entry is and how entries hang together, `store`
-how they lie on disk, `witness` notices a database that went back in time, `book` is the `Ledger`
-itself, `statement` what a privacy officer reads and `refusals` why the site did not take part.
+| file | contents |
+|---|---|
+| `charges` | what a round costs |
+| `chain` | entries, and the hashes that connect them |
+| `store` | the entries in an SQLite file |
+| `witness` | a second file that detects an older copy of the first |
+| `book` | the `Ledger` itself |
+| `statement` | the statement for a privacy officer, and `verify_ledger` |
+| `refusals` | why the site did not take part |
 """
 
 from noisewise.privacy.ledger.book import Ledger, Reservation, SealedReply

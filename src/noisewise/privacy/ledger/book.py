@@ -1,4 +1,4 @@
-"""`Ledger`: reserve before training, seal before returning, never above the budget."""
+"""`Ledger`: reserves budget before training and stores each reply before it is returned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from noisewise import __version__
 from noisewise.checks import positive_int
 from noisewise.errors import AccountingError, BudgetSpentError, InvalidValueError, LedgerError
-from noisewise.privacy.accounting import ACCOUNTANTS, DEFAULT_ACCOUNTANT
+from noisewise.privacy.accounting import DEFAULT_ACCOUNTANT, check_accountant
 from noisewise.privacy.budget import PrivacyBudget
 from noisewise.privacy.composition import Counts, add_steps, composed_epsilon
 from noisewise.privacy.ledger.chain import Event, Header, History, link
@@ -23,22 +23,22 @@ from noisewise.privacy.ledger.charges import Charge, charge_of, check_hash
 from noisewise.privacy.ledger.statement import Statement, make_statement
 from noisewise.privacy.ledger.store import Store
 from noisewise.privacy.ledger.witness import Seen, Witness
-from noisewise.privacy.limit import limit_for
 from noisewise.privacy.plan import LocalPlan
+from noisewise.privacy.spending_limit import limit_for
 
 __all__ = ["WARN_FROM", "Ledger", "Reservation", "SealedReply"]
 
 _log = logging.getLogger(__name__)
 
 WARN_FROM = 0.8
-"""Share of the budget from which on every reservation is logged as a warning."""
+"""Share of the budget from which every reservation logs a warning."""
 
 Clock = Callable[[], datetime]
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """Leave to train once. It is charged, whatever becomes of it."""
+    """Permission to train one round; charged even if no reply follows."""
 
     ledger_id: str
     seq: int
@@ -49,7 +49,7 @@ class Reservation:
 
 @dataclass(frozen=True)
 class SealedReply:
-    """The stored answer to an instruction that was answered before: the same bytes, no charge."""
+    """The stored reply to an instruction that was answered before: the same bytes, no charge."""
 
     reservation: int
     reply: bytes
@@ -62,8 +62,8 @@ def _now() -> datetime:
 class Ledger:
     """The spending of one dataset, shared by all federations that the dataset takes part in.
 
-    Use `create` once and `open` from then on; several processes and threads may use one file.
-    Every doubt is a `LedgerError` and grants nothing.
+    Call `create` once and `open` from then on. Several processes and threads can use one file.
+    A missing, damaged or read-only ledger raises a `LedgerError` and grants nothing.
 
     Example:
         >>> import tempfile, pathlib
@@ -86,7 +86,7 @@ class Ledger:
         keep_replies: int | None = None,
         clock: Clock = _now,
     ) -> None:
-        """Use `open`, which checks whose ledger it is, or `inspect`."""
+        """Use `open`, which checks that the ledger is the dataset's, or `inspect`."""
         if keep_replies is not None:
             positive_int("keep_replies", keep_replies)
         self._keep, self._clock, self._writable = keep_replies, clock, writable
@@ -104,8 +104,6 @@ class Ledger:
             self._store.close()
             raise
 
-    # ------------------------------------------------------------ making and opening
-
     @staticmethod
     def create(
         path: str | Path,
@@ -115,20 +113,23 @@ class Ledger:
         *,
         clock: Clock = _now,
     ) -> None:
-        """Make an empty ledger: once for each dataset, by a person, never by a client.
+        """Create an empty ledger. A person does this once for each dataset, never a client.
+
+        Args:
+            path: of the new file.
+            budget: of the dataset, over all rounds and federations.
+            dataset_id: a printable name of the dataset.
+            accountant: computes epsilon from the entries.
+            clock: gives the time, which is recorded for information only.
 
         Raises:
-            LedgerError: a ledger stands there already, or stood there.
+            InvalidValueError: ``accountant`` or ``dataset_id`` is invalid.
+            LedgerError: the path has a ledger, or a witness of a used ledger.
         """
-        if accountant not in ACCOUNTANTS:
-            allowed = f"must be one of {', '.join(ACCOUNTANTS)}"
-            raise InvalidValueError("accountant", accountant, allowed)
-        if (
-            not isinstance(dataset_id, str)
-            or not dataset_id.strip()
-            or not dataset_id.isprintable()
-        ):
-            raise InvalidValueError("dataset_id", dataset_id, "must be a printable name")
+        check_accountant(accountant)
+        is_text = isinstance(dataset_id, str) and dataset_id.isprintable()
+        if not is_text or not dataset_id.strip():
+            raise InvalidValueError("dataset_id", dataset_id, "must be a non-empty printable name")
         header = Header(
             secrets.token_hex(16),
             dataset_id,
@@ -137,9 +138,9 @@ class Ledger:
             _text(clock()),
             f"noisewise {__version__}",
         )
-        place = Path(path).resolve()
-        witness = Witness(place)
-        Store.create(place, header, lambda: witness.create(header.ledger_id, header.digest()))
+        file = Path(path).resolve()
+        witness = Witness(file)
+        Store.create(file, header, lambda: witness.create(header.ledger_id, header.digest()))
 
     @classmethod
     def open(
@@ -156,39 +157,42 @@ class Ledger:
 
         Args:
             path: of a ledger that `create` made.
-            dataset_id: as it was created with.
-            budget: as it was created with.
-            accountant: as it was created with; None takes the ledger's.
-            keep_replies: store only the latest so many replies. An instruction whose reply is gone
-                is charged anew. None keeps all.
-            clock: the time, which is noted for people and decides nothing.
+            dataset_id: must be that of the ledger.
+            budget: must be that of the ledger.
+            accountant: must be that of the ledger; None accepts any.
+            keep_replies: how many of the latest replies to store. A repeated instruction whose
+                reply is no longer stored is charged again. None stores all replies.
+            clock: gives the time, which is recorded for information only.
 
         Raises:
-            LedgerError: missing, corrupt, or another dataset's or budget's.
+            LedgerError: the ledger is missing, damaged, or of another dataset or budget.
         """
         ledger = cls(path, keep_replies=keep_replies, clock=clock)
         header = ledger.header
-        wanted: dict[str, tuple[object, object]] = {
+        fields: dict[str, tuple[object, object]] = {
             "dataset_id": (dataset_id, header.dataset_id),
             "epsilon": (float(budget.epsilon), header.budget.epsilon),
             "delta": (float(budget.delta), header.budget.delta),
             "accountant": (accountant or header.accountant, header.accountant),
         }
-        for field, (expected, found) in wanted.items():
-            if expected != found:
+        for field, (expected, actual) in fields.items():
+            if expected != actual:
                 ledger.close()
-                raise LedgerError(
-                    f"{ledger.path} is a foreign ledger: {field} = {found!r}, expected {expected!r}"
-                )
+                reason = f"{field} = {actual!r}, expected {expected!r}"
+                raise LedgerError(f"{ledger.path} is another ledger: {reason}")
         return ledger
 
     @classmethod
     def inspect(cls, path: str | Path) -> Ledger:
-        """Open any ledger to look at; it grants nothing."""
+        """Open any ledger for reading; it grants nothing.
+
+        Raises:
+            LedgerError: the ledger is missing or damaged.
+        """
         return cls(path, writable=False)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._store.close()
 
     def __enter__(self) -> Ledger:
@@ -197,29 +201,27 @@ class Ledger:
     def __exit__(self, *details: object) -> None:
         self.close()
 
-    # ------------------------------------------------------------ reserve and seal
-
     def reserve(
         self, instruction: str, cost: LocalPlan | Charge, *, at_most: int | None = None
     ) -> Reservation | SealedReply:
-        """Ask for leave to carry out an instruction; charged, durably, before this returns.
+        """Charge the budget for an instruction; the charge is on the disk before this returns.
 
         Args:
             instruction: hash of the whole instruction, see `instruction_hash`.
-            cost: the plan of which one round is to be trained, or a charge.
-            at_most: so many entries that cost the same are granted in all, whatever the budget
-                allows; those that gave no reply count. None leaves it to the budget.
+            cost: the plan whose round is to be trained, or a charge.
+            at_most: the largest number of entries with this cost, with or without a reply, even if
+                the budget would allow more. None sets no such limit.
 
         Returns:
-            The stored reply if this instruction was answered before. Else a reservation: an
-            instruction that was reserved and never sealed is charged anew.
+            The stored reply if this instruction was answered before, otherwise a reservation. An
+            instruction that was reserved and never sealed is charged again.
 
         Raises:
-            BudgetSpentError: it does not fit into the budget, or ``at_most`` are granted already.
-            LedgerError: the ledger cannot be trusted or written, or no accountant answers for the
-                cost (bounds: sample_rate from 1e-6, at most 10^8 steps in all, at most 64 kinds of
-                (sample_rate, noise_multiplier) with ``pld``).
-            InvalidValueError: ``instruction`` or ``cost`` is none.
+            BudgetSpentError: the charge does not fit into the budget, or ``at_most`` is reached.
+            LedgerError: the ledger is damaged or cannot be written, or the accountant cannot
+                compute epsilon (bounds: sample_rate from 1e-6, at most 10^8 steps in all, at most
+                64 kinds of (sample_rate, noise_multiplier) with ``pld``).
+            InvalidValueError: ``instruction`` is no hash, or ``cost`` no plan with noise or charge.
         """
         check_hash("instruction", instruction)
         charge = charge_of(cost)
@@ -228,7 +230,7 @@ class Ledger:
             stored = self._stored(charge.purpose, instruction)
             if stored is not None:
                 return stored
-            self._check_fits(charge)  # outside of the transaction: accounting takes its time
+            self._check_fits(charge)  # before the transaction: accounting can take seconds
             with self._appending() as append:
                 stored = self._stored(charge.purpose, instruction)
                 if stored is not None:
@@ -241,32 +243,32 @@ class Ledger:
         return Reservation(self.header.ledger_id, event.seq, instruction, charge, event.hash)
 
     def seal(self, reservation: Reservation, reply: bytes) -> bytes:
-        """Store a finished reply durably and return it: only what this returns may leave the site.
+        """Store a finished reply durably and return it. Only the returned bytes may leave the site.
+
+        Args:
+            reservation: returned by `reserve`.
+            reply: the bytes to send.
 
         Raises:
-            LedgerError: the reservation is not this ledger's, or was sealed with another reply.
+            InvalidValueError: ``reply`` is not bytes.
+            LedgerError: the reservation is not in this ledger, or it was sealed with another reply.
         """
         if not isinstance(reply, bytes):
             raise InvalidValueError("reply", type(reply).__name__, "must be bytes")
-        digest = hashlib.sha256(reply).hexdigest()
+        digest, number = hashlib.sha256(reply).hexdigest(), reservation.seq
         with self._lock, self._appending() as append:
-            known = self._history.reservations.get(reservation.seq)
-            if (
-                known is None
-                or known.hash != reservation.hash
-                or reservation.ledger_id != self.header.ledger_id
-            ):
-                raise LedgerError(f"{self.path}: reservation {reservation.seq} is not in it")
-            sealed = self._history.seals.get(reservation.seq)
+            event = self._history.reservations.get(number)
+            is_own = reservation.ledger_id == self.header.ledger_id
+            if event is None or event.hash != reservation.hash or not is_own:
+                raise LedgerError(f"{self.path}: reservation {number} is not in this ledger")
+            sealed = self._history.seals.get(number)
             if sealed is not None:
                 if sealed.reply_sha256 == digest:
                     return reply
-                raise LedgerError(
-                    f"{self.path}: reservation {reservation.seq} was sealed with another reply"
-                )
+                raise LedgerError(f"{self.path}: reservation {number} has another sealed reply")
             append(
-                instruction=known.instruction,
-                reservation=reservation.seq,
+                instruction=event.instruction,
+                reservation=number,
                 reply_sha256=digest,
                 reply_size=len(reply),
                 reply=reply,
@@ -276,30 +278,38 @@ class Ledger:
         return reply
 
     def statement(self) -> Statement:
-        """What was promised, what is spent and what left the site, computed from the entries."""
+        """The budget, what is spent of it and what left the site, computed from the entries.
+
+        Raises:
+            LedgerError: the ledger is damaged, or the accountant cannot compute epsilon.
+        """
         with self._lock:
             self._refresh()
             kept = frozenset(self._store.replies_kept())
             with self._accounting():
                 return make_statement(self.header, self._history, self._limit, kept, str(self.path))
 
-    def room(self, cost: LocalPlan | Charge, *, at_most: int) -> int:
-        """How many more times `reserve` would grant this now, if it were asked for nothing else."""
+    def remaining(self, cost: LocalPlan | Charge, *, at_most: int) -> int:
+        """How many more times `reserve` would grant this cost now, without any other request.
+
+        Args:
+            cost: a plan or a charge.
+            at_most: see `reserve`.
+
+        Raises:
+            LedgerError: the ledger is damaged, or the accountant cannot compute epsilon.
+        """
         charge = charge_of(cost)
         with self._lock:
             self._refresh()
             counts, number = dict(self._history.counts), self._history.granted[charge]
         with self._accounting():
-            fits = self._limit.room(
-                counts, charge.sample_rate, charge.noise_multiplier, charge.steps
-            )
+            fits = self._limit.remaining(counts, *charge.mechanism)
         return max(0, min(fits, at_most - number))
 
-    # ------------------------------------------------------------ inner parts
-
     def _refresh(self) -> None:
-        """Read and check what other processes added since."""
-        seen = self._witness.read()  # before the database: it never knows more
+        """Read and check the events that other processes have added."""
+        seen = self._witness.read()  # before the database, which must have at least its event
         history = self._history
         if history.seq and self._store.hash_of(history.seq) != history.head:
             raise LedgerError(f"{self.path}: entry {history.seq} was changed since it was read")
@@ -313,7 +323,7 @@ class Ledger:
         for reservation in self._history.sealed_for(purpose, instruction):
             reply = self._store.reply(reservation)
             if reply is None:
-                continue  # no longer kept
+                continue  # no longer stored
             if hashlib.sha256(reply).hexdigest() != self._history.seals[reservation].reply_sha256:
                 raise LedgerError(f"{self.path}: the stored reply {reservation} was changed")
             return SealedReply(reservation, reply)
@@ -323,28 +333,27 @@ class Ledger:
         if at_most is not None and self._history.granted[charge] >= at_most:
             what = "rounds of this plan" if charge.purpose == "training" else "noised figures"
             raise BudgetSpentError(
-                f"{self.path}: all {at_most} {what} that the site allows are charged, whatever "
-                "is left of the budget; nothing was reserved"
+                f"{self.path}: all {at_most} {what} that the site allows are charged; nothing was "
+                "reserved, even if budget is left"
             )
 
     def _check_fits(self, charge: Charge) -> None:
-        cost = (charge.sample_rate, charge.noise_multiplier, charge.steps)
         counts, budget = self._history.counts, self.header.budget
-        accountant = self.header.accountant
+        accountant, total = self.header.accountant, add_steps(counts, *charge.mechanism)
         with self._accounting():
-            if self._limit.allows(counts, *cost):
+            if self._limit.allows(counts, *charge.mechanism):
                 return
-            after = composed_epsilon(add_steps(counts, *cost), budget.delta, accountant)
+            after = composed_epsilon(total, budget.delta, accountant)
         raise BudgetSpentError(
             f"{self.path}: the budget does not allow {charge.steps} more steps at z = "
             f"{charge.noise_multiplier:g}, q = {charge.sample_rate:g}: they would make epsilon "
-            f"{after:.6g} of {budget.epsilon:g} (delta {budget.delta:g}, {accountant}); "
-            "nothing was reserved"
+            f"{after:.6g}, more than the budget's {budget.epsilon:g} (delta {budget.delta:g}, "
+            f"{accountant}); nothing was reserved"
         )
 
     @contextmanager
     def _accounting(self) -> Iterator[None]:
-        """Whatever an accountant cannot answer is one line, and nothing is granted."""
+        """Turn every error of an accountant into a `LedgerError`, which grants nothing."""
         try:
             yield
         except (AccountingError, ArithmeticError, ValueError, MemoryError) as error:
@@ -353,9 +362,9 @@ class Ledger:
 
     @contextmanager
     def _appending(self) -> Iterator[Callable[..., Event]]:
-        """A transaction for one event; when it ends, the event is durable and witnessed."""
+        """A transaction for one event; when it ends, the disk and the witness have the event."""
         if not self._writable:
-            raise LedgerError(f"{self.path} was opened to look at; it grants nothing")
+            raise LedgerError(f"{self.path} was opened for reading; it grants nothing")
         added: list[Event] = []
 
         def append(*, reply: bytes | None = None, **fields: object) -> Event:
@@ -376,18 +385,12 @@ class Ledger:
             self._witness.record(seen, durable=event.charge is not None)
 
     def _warn(self, before: Counts, charge: Charge) -> None:
-        cost = (charge.sample_rate, charge.noise_multiplier, charge.steps)
         with self._accounting():
-            early = self._warning.allows(before, *cost)
-        if not early:
-            budget = self.header.budget
-            _log.warning(
-                "%s: at least %.0f %% of epsilon = %g (delta %g) is spent",
-                self.path,
-                100 * WARN_FROM,
-                budget.epsilon,
-                budget.delta,
-            )
+            if self._warning.allows(before, *charge.mechanism):
+                return
+        text = "%s: at least %.0f %% of epsilon = %g (delta %g) is spent"
+        budget = self.header.budget
+        _log.warning(text, self.path, 100 * WARN_FROM, budget.epsilon, budget.delta)
 
 
 def _text(time: datetime) -> str:

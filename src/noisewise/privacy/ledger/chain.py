@@ -1,4 +1,4 @@
-"""Events of a ledger, each hashed together with the one before: a history that shows any change."""
+"""The events of a ledger as a hash chain: a change of any event breaks the chain."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["Event", "Header", "History", "link"]
 
 @dataclass(frozen=True)
 class Header:
-    """What a ledger is about, fixed when it is made.
+    """The fixed part of a ledger, written when it is created.
 
     Attributes:
-        ledger_id: random, so that no two ledgers are alike.
+        ledger_id: a random name.
         dataset_id: the dataset whose records the budget protects.
-        budget: what those records were promised.
-        accountant: by which epsilon is computed from the entries.
-        created: time in UTC, for people.
-        software: that made the ledger.
+        budget: of the dataset, over all federations.
+        accountant: computes epsilon from the entries.
+        created: time in UTC, for information only.
+        software: name and version of the software that created the ledger.
     """
 
     ledger_id: str
@@ -39,7 +39,7 @@ class Header:
     software: str
 
     def digest(self) -> str:
-        """The hash that the first event builds on."""
+        """The first hash of the chain."""
         budget = self.budget
         return _sha256(
             "noisewise-ledger-1",
@@ -55,17 +55,17 @@ class Header:
 
 @dataclass(frozen=True)
 class Event:
-    """One line of the ledger: a reservation with its charge, or the sealing of one.
+    """One event of the ledger: a reservation with its charge, or the seal of a reservation.
 
     Attributes:
-        seq: 1, 2, 3, ...; this orders events, the clock does not.
+        seq: 1, 2, 3, ...; the order of events does not depend on the clock.
         instruction: hash of the instruction.
-        charge: of a reservation; None when sealing.
-        reservation: which one is sealed; None when reserving.
-        reply_sha256: of the sealed reply.
+        charge: of a reservation; None for a seal.
+        reservation: number of the reservation that is sealed; None for a reservation.
+        reply_sha256: hash of the sealed reply.
         reply_size: of the sealed reply, in bytes.
-        time: UTC, for people.
-        hash: over the hash of the event before and all of the above.
+        time: in UTC, for information only.
+        hash: of the previous event's hash and all fields above.
     """
 
     seq: int
@@ -79,7 +79,7 @@ class Event:
 
 
 def link(previous: str, event: Event) -> str:
-    """The hash of an event that follows on ``previous``."""
+    """The hash of an event that follows the event with the hash ``previous``."""
     charge = event.charge
     return _sha256(
         previous,
@@ -106,15 +106,15 @@ def _sha256(*parts: object) -> str:
 
 @dataclass
 class History:
-    """All events so far, checked one by one, and what follows from them.
+    """All events so far, each checked, and what is computed from them.
 
     Attributes:
         head: hash of the last event.
-        reservations: by number.
-        seals: by the number of the reservation.
+        reservations: events by number.
+        seals: events by the number of the reservation that they seal.
         counts: steps by (sample_rate, noise_multiplier).
         granted: how often each charge was granted.
-        hashes: of the header and all events.
+        hashes: of the header and of all events.
     """
 
     head: str
@@ -123,7 +123,7 @@ class History:
     counts: dict[tuple[float, float], int] = field(default_factory=dict)
     granted: Counter[Charge] = field(default_factory=Counter)
     hashes: list[str] = field(default_factory=list)
-    _answered: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    _sealed: dict[tuple[str, str], list[int]] = field(default_factory=dict)
 
     @classmethod
     def begin(cls, header: Header) -> History:
@@ -137,14 +137,14 @@ class History:
         return len(self.hashes) - 1
 
     def sealed_for(self, purpose: str, instruction: str) -> tuple[int, ...]:
-        """Reservations of this instruction that were sealed, the first one first."""
-        return tuple(self._answered.get((purpose, instruction), ()))
+        """Numbers of the sealed reservations of an instruction, in order."""
+        return tuple(self._sealed.get((purpose, instruction), ()))
 
     def extend(self, events: Iterable[Event]) -> None:
         """Add events in order.
 
         Raises:
-            LedgerError: an event is missing, changed, out of order or makes no sense.
+            LedgerError: an event is missing, changed, out of order or invalid.
         """
         for event in events:
             self._check(event)
@@ -162,27 +162,27 @@ class History:
             reserved = self.reservations[event.reservation]
             assert reserved.charge is not None
             key = (reserved.charge.purpose, event.instruction)
-            self._answered.setdefault(key, []).append(event.reservation)
+            self._sealed.setdefault(key, []).append(event.reservation)
 
     def _check(self, event: Event) -> None:
         number = self.seq + 1
         if event.seq != number:
-            raise LedgerError(f"entry {number} is missing: the next one has number {event.seq}")
+            raise LedgerError(f"entry {number} is missing: the next entry has number {event.seq}")
         if link(self.head, event) != event.hash:
-            raise LedgerError(f"entry {number} was changed: its hash does not fit its content")
+            raise LedgerError(f"entry {number} was changed: its hash does not match its content")
         try:
             check_hash("instruction", event.instruction)
             if event.charge is None:
                 check_hash("reply_sha256", event.reply_sha256)
                 positive_int("reservation", event.reservation)
         except InvalidValueError as error:
-            raise LedgerError(f"entry {number} makes no sense: {error}") from error
+            raise LedgerError(f"entry {number} is invalid: {error}") from error
         if event.charge is not None:
             if (event.reservation, event.reply_sha256, event.reply_size) != (None, None, None):
-                raise LedgerError(f"entry {number} reserves and seals at once")
+                raise LedgerError(f"entry {number} is invalid: it is a reservation and a seal")
             return
         reserved = self.reservations.get(event.reservation or 0)
         if reserved is None or reserved.instruction != event.instruction:
-            raise LedgerError(f"entry {number} seals a reservation that is not there")
+            raise LedgerError(f"entry {number} is invalid: it seals a missing reservation")
         if event.reservation in self.seals:
-            raise LedgerError(f"entry {number} seals reservation {event.reservation} again")
+            raise LedgerError(f"entry {number} is invalid: it repeats a seal")

@@ -1,4 +1,4 @@
-"""What one entry costs, and the names by which a ledger knows instructions and datasets."""
+"""What one entry of a ledger costs, and the hashes that identify instructions and datasets."""
 
 from __future__ import annotations
 
@@ -35,8 +35,11 @@ class Charge:
     Attributes:
         purpose: ``training``, or ``metrics`` for noised figures about the data.
         sample_rate: q.
-        noise_multiplier: z, noise deviation over what one record can change.
-        steps: a whole number.
+        noise_multiplier: z, deviation of the noise divided by the change that one record can make.
+        steps: number of steps.
+
+    Raises:
+        InvalidValueError: a value is out of range.
     """
 
     purpose: Purpose
@@ -48,22 +51,33 @@ class Charge:
         if self.purpose not in get_args(Purpose):
             allowed = f"must be one of {', '.join(get_args(Purpose))}"
             raise InvalidValueError("purpose", self.purpose, allowed)
-        # Plain numbers: a numpy scalar would be stored in the database as bytes.
+        # Python numbers: SQLite would store a numpy scalar as bytes.
         object.__setattr__(self, "sample_rate", fraction("sample_rate", self.sample_rate))
         noise = positive_number("noise_multiplier", self.noise_multiplier)
         object.__setattr__(self, "noise_multiplier", noise)
         object.__setattr__(self, "steps", positive_int("steps", self.steps))
 
+    @property
+    def mechanism(self) -> tuple[float, float, int]:
+        """(sample_rate, noise_multiplier, steps), as accountants take them."""
+        return self.sample_rate, self.noise_multiplier, self.steps
+
 
 def training_charge(plan: LocalPlan) -> Charge:
-    """One round of a plan. The plan's own budget plays no part: the ledger keeps the site's."""
+    """The charge of one round of a plan.
+
+    The plan's own budget is not used: the ledger enforces the site's budget.
+
+    Raises:
+        InvalidValueError: the plan has no noise.
+    """
     if not plan.is_private:
-        raise InvalidValueError("plan", "without noise", "a ledger grants only plans with noise")
+        raise InvalidValueError("plan", "without noise", "must have noise to be charged")
     return Charge("training", plan.sample_rate, plan.noise_multiplier, plan.steps_per_round)
 
 
 def charge_of(cost: object) -> Charge:
-    """The charge that is asked for, checked anew: an object that was tampered with is refused."""
+    """The charge of a plan's round, or a copy of a charge whose values are checked again."""
     if isinstance(cost, LocalPlan):
         return training_charge(cost)
     if not isinstance(cost, Charge):
@@ -72,18 +86,21 @@ def charge_of(cost: object) -> Charge:
 
 
 def metrics_charge(noise_multiplier: float, releases: int = 1) -> Charge:
-    """Figures about all records with Gaussian noise: q = 1, no amplification by sampling.
+    """The charge of figures about all records with Gaussian noise: q = 1, without sampling.
 
     Args:
-        noise_multiplier: z, deviation of the noise over the L2 change that one record can make to
-            all figures released together.
-        releases: how often that is done.
+        noise_multiplier: z, deviation of the noise divided by the L2 change that one record can
+            make to all figures released together.
+        releases: number of releases.
     """
     return Charge("metrics", 1.0, noise_multiplier, releases)
 
 
 def instruction_hash(*parts: bytes) -> str:
-    """SHA-256 of a whole instruction, part by part, so that no two instructions run together.
+    """SHA-256 of a whole instruction; the length of each part is hashed too.
+
+    Args:
+        *parts: everything that the client receives, as bytes.
 
     Example:
         >>> instruction_hash(b"ab", b"c") == instruction_hash(b"a", b"bc")
@@ -97,9 +114,9 @@ def instruction_hash(*parts: bytes) -> str:
 
 
 def dataset_fingerprint(*arrays: NDArray[np.generic]) -> str:
-    """SHA-256 of a dataset's arrays with their shapes and types: an id that cannot be mixed up.
+    """SHA-256 of a dataset's arrays with their shapes and types, to use as a dataset's id.
 
-    It belongs on the site only. Whoever can guess all records can confirm the guess with it.
+    It must not leave the site: an attacker who can guess all records can confirm the guess with it.
     """
     digest = hashlib.sha256(b"noisewise-dataset-1")
     for array in arrays:
@@ -110,7 +127,11 @@ def dataset_fingerprint(*arrays: NDArray[np.generic]) -> str:
 
 
 def check_hash(field: str, value: object) -> str:
-    """Return ``value`` if it is a SHA-256 in lower-case hexadecimal digits."""
+    """Return ``value`` if it is a SHA-256 in lower-case hexadecimal digits.
+
+    Raises:
+        InvalidValueError: it is not.
+    """
     if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{64}", value):
         raise InvalidValueError(field, value, "must be 64 hexadecimal digits (a SHA-256)")
     return value

@@ -1,8 +1,7 @@
 """Why a site did not take part: the last refusals, in a small file beside the ledger.
 
-A refusal tells the server nothing but "not taking part". The reason stays at the site. It is noted
-in a file of its own, so that it can be read when the ledger is missing or corrupt, and nothing in
-it decides anything.
+A refusal tells the server only "not taking part". The reason stays at the site, in a separate file
+that can be read even if the ledger is missing or damaged. No decision depends on this file.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ _LONGEST = 600
 _LARGEST_FILE = 128 * 1024
 
 _REMEDIES = {
-    "BudgetSpentError": "The site has kept its promise and does not take part any more. Nothing "
-    "needs to be repaired; `noisewise ledger show` prints what is spent.",
+    "BudgetSpentError": "The budget allows no further round, so the site no longer takes part. "
+    "Nothing needs to be repaired; `noisewise ledger show` prints what is spent.",
     "LedgerError": "Run `noisewise ledger verify` on this ledger; restore the ledger and its "
     "witness together if they are damaged.",
     "AccountingError": "Change the plan in the site's file; `noisewise flower check` tests it.",
-    "InvalidValueError": "The message names the value and what is allowed. If it is in the site's "
-    "file, correct it there (`noisewise flower check`); if the server sent it, ask the server's "
-    "operator.",
+    "InvalidValueError": "The message names the value and what is allowed. If the value is in the "
+    "site's file, correct it and run `noisewise flower check`; if the server sent it, ask the "
+    "server's operator.",
     "UnsupportedModelError": "Use the model that the message names.",
 }
-_OTHER = "An error of the software or of this machine: the client's log has the details."
+_OTHER = "An error in the software or on this machine; the client's log has the details."
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,10 @@ class Refusal:
     """One refusal.
 
     Attributes:
-        time: UTC, as text.
-        round: that the server asked for; None if it is not known.
+        time: in UTC.
+        round: the server's round; None if it is unknown.
         kind: class of the error.
-        reason: in words, printable.
+        reason: message of the error, printable.
         remedy: what the site can do.
     """
 
@@ -57,7 +56,7 @@ class Refusal:
 
 
 def refusals_file(beside: str | Path) -> Path:
-    """Where the refusals of a ledger, or of a site's file, are noted."""
+    """The path of the file with the refusals of a ledger, or of a site's file."""
     path = Path(beside)
     return path.with_name(path.name + "-refusals")
 
@@ -65,14 +64,14 @@ def refusals_file(beside: str | Path) -> Path:
 def note_refusal(
     beside: str | Path, reason: BaseException | str, *, round_number: int | None = None
 ) -> None:
-    """Note why the site does not take part. It never raises and never waits for the disk.
+    """Record why the site does not take part. It never raises and never waits for the disk.
 
-    The file keeps the latest 50 refusals or fewer, each of at most 600 characters.
+    The file keeps at most the latest 50 refusals, each of at most 600 characters.
 
     Args:
-        beside: the ledger's path; the site's file if that could not be read.
-        reason: the error, or words.
-        round_number: that the server asked for.
+        beside: path of the ledger; path of the site's file if that could not be read.
+        reason: the error, or a text.
+        round_number: the server's round.
     """
     try:
         kind = type(reason).__name__ if isinstance(reason, BaseException) else ""
@@ -83,12 +82,12 @@ def note_refusal(
             "reason": printable(str(reason) or kind)[:_LONGEST],
         }
         _append(refusals_file(beside), json.dumps(entry))
-    except Exception:  # a refusal must not fail for want of a note
+    except Exception:  # the site refuses in any case, with or without this record
         return
 
 
 def _append(path: Path, line: str) -> None:
-    """One write, so that processes can share the file; a file that grew is shortened first."""
+    """Append in one write, so that processes can share the file; shorten a long file first."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)
     try:
@@ -99,7 +98,7 @@ def _append(path: Path, line: str) -> None:
             _shorten(path)
             os.close(descriptor)
             descriptor = os.open(path, flags, 0o600)
-        # The line break comes first as well: a torn last line takes no other with it.
+        # A line break comes first too: if the last line is incomplete, this line is still separate.
         os.write(descriptor, f"\n{line}\n".encode())
     finally:
         os.close(descriptor)
@@ -120,7 +119,7 @@ def _shorten(path: Path) -> None:
 
 
 def _lines(path: Path) -> list[str]:
-    """The last lines of the file, of a bounded part of it."""
+    """The last lines of the file, from a bounded part of it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -133,13 +132,17 @@ def _lines(path: Path) -> list[str]:
 
 
 def read_refusals(beside: str | Path, last: int = 1) -> tuple[Refusal, ...]:
-    """The latest refusals, the newest first; lines that cannot be read are left out.
+    """Read the latest refusals, the newest first; invalid lines are skipped.
 
     Args:
-        beside: the ledger's path, or the site's file.
-        last: how many at most.
+        beside: path of the ledger, or of the site's file.
+        last: the largest number of refusals to return.
+
+    Returns:
+        The refusals; none if there is no file.
 
     Raises:
+        InvalidValueError: ``last`` is below 1.
         LedgerError: the file exists and cannot be read.
     """
     if last < 1:

@@ -1,4 +1,4 @@
-"""What a ledger says to people: the statement, and the result of checking a ledger anew."""
+"""The statement of a ledger for a privacy officer, and `verify_ledger`, which checks a ledger."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from noisewise.privacy.composition import composed_epsilon
 from noisewise.privacy.ledger.chain import Header, History
 from noisewise.privacy.ledger.store import Store
 from noisewise.privacy.ledger.witness import Witness
-from noisewise.privacy.limit import SpendingLimit
+from noisewise.privacy.spending_limit import SpendingLimit
 
 __all__ = ["Entry", "Statement", "Verification", "make_statement", "verify_ledger"]
 
-State = Literal["reserved", "sealed"]
+EntryState = Literal["reserved", "sealed"]
 Noted = Literal["not asked", "found", "unknown", "rewritten"]
 
 FEWEST_DIGITS = 16
-"""Digits of a noted hash: with fewer, someone could make a new history that begins alike."""
+"""Fewest digits of a noted hash: with fewer, an attacker could forge a history with such a hash."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One charge. It counts from its reservation on, whether or not a reply was ever made.
+    """One charge. It is charged when it is reserved, whether or not a reply follows.
 
     Attributes:
         number: of the reservation.
@@ -36,18 +36,18 @@ class Entry:
         instruction: hash of the instruction.
         sample_rate: q.
         noise_multiplier: z.
-        steps: charged.
-        reserved_at: time in UTC, for people.
-        sealed_at: time in UTC, for people.
-        reply_sha256: of the reply.
+        steps: number of steps charged.
+        reserved_at: time of the reservation in UTC.
+        sealed_at: time of the seal in UTC; None if there is none.
+        reply_sha256: hash of the reply.
         reply_size: in bytes.
-        reply_kept: whether the ledger still holds the reply.
-        hash: of the reservation, as the chain has it.
+        reply_kept: whether the ledger still stores the reply.
+        hash: of the reservation's event.
     """
 
     number: int
     purpose: str
-    state: State
+    state: EntryState
     instruction: str
     sample_rate: float
     noise_multiplier: float
@@ -62,22 +62,23 @@ class Entry:
 
 @dataclass(frozen=True)
 class Statement:
-    """A dataset's promise and its spending, all of it computed from the entries.
+    """The budget of a dataset and what is spent of it, computed from the entries.
 
     Attributes:
         path: of the ledger.
         ledger_id: random name of the ledger.
-        dataset_id: whose records are protected.
-        epsilon: promised.
-        delta: promised.
-        accountant: by which epsilon is computed.
-        created: when the ledger was made, in UTC.
+        dataset_id: the dataset whose records are protected.
+        epsilon: of the budget.
+        delta: of the budget.
+        accountant: computes epsilon.
+        created: when the ledger was created, in UTC.
         spent: epsilon of all entries together, an upper bound.
         left: epsilon minus spent.
-        rounds_left: how many more rounds like the last one fit; None before the first.
+        rounds_left: how many more rounds like the last one fit; None before the first round.
         entries: in the order of their reservations.
-        head: hash of the last event; whoever notes it down can tell later whether history changed.
-        events: reservations and seals together.
+        head: hash of the last event. A privacy officer who notes it can check later with
+            `verify_ledger` whether the history was changed.
+        events: number of reservations and seals together.
     """
 
     path: str
@@ -96,26 +97,26 @@ class Statement:
 
     @property
     def share(self) -> float:
-        """Spent part of the promised epsilon."""
+        """The spent share of the budget's epsilon."""
         return self.spent / self.epsilon
 
     @property
     def sealed(self) -> int:
-        """Entries whose reply could leave the site."""
+        """Number of entries whose reply could leave the site."""
         return sum(entry.state == "sealed" for entry in self.entries)
 
 
 def make_statement(
     header: Header, history: History, limit: SpendingLimit, kept: frozenset[int], path: str
 ) -> Statement:
-    """The statement of a checked history.
+    """Make the statement of a checked history.
 
     Args:
         header: of the ledger.
         history: its events.
-        limit: the budget.
-        kept: reservations whose reply is still stored.
-        path: for people.
+        limit: of the ledger's budget.
+        kept: numbers of the reservations whose reply is still stored.
+        path: of the ledger.
     """
     budget = header.budget
     spent = composed_epsilon(history.counts, budget.delta, header.accountant)
@@ -140,8 +141,7 @@ def _rounds_left(history: History, limit: SpendingLimit) -> int | None:
     for number in sorted(history.reservations, reverse=True):
         charge = history.reservations[number].charge
         if charge is not None and charge.purpose == "training":
-            cost = (charge.sample_rate, charge.noise_multiplier, charge.steps)
-            return limit.room(history.counts, *cost)
+            return limit.remaining(history.counts, *charge.mechanism)
     return None
 
 
@@ -168,16 +168,16 @@ def _entry(history: History, number: int, kept: frozenset[int]) -> Entry:
 
 @dataclass(frozen=True)
 class Verification:
-    """The outcome of checking a ledger from its first byte to its last.
+    """The result of checking a whole ledger.
 
     Attributes:
-        problems: none if the ledger is sound.
-        events: that were checked.
-        head: hash of the last event that is sound; empty if nothing could be read.
-        noted: what became of the noted hash: ``not asked``, ``found``, ``unknown`` (it is not in
-            this ledger: mistyped, another ledger's, or of a history that was rewritten) or
-            ``rewritten`` (the number of events beside it shows that the history changed).
-        remark: on the noted hash, in words; empty if there is nothing to say.
+        problems: what is wrong; empty if the ledger is valid.
+        events: number of valid events.
+        head: hash of the last valid event; empty if the ledger could not be read.
+        noted: result for the noted hash: ``not asked``, ``found``, ``unknown`` (not in this ledger:
+            it is mistyped, of another ledger, or the history was rewritten) or ``rewritten`` (the
+            number of events shows that the history was changed).
+        remark: explains the result for the noted hash; empty if there is none.
     """
 
     problems: tuple[str, ...]
@@ -188,28 +188,36 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether the ledger is sound, and holds the noted hash if there is one."""
+        """Whether the ledger is valid, and contains the noted hash if one was given."""
         return not self.problems and self.noted in ("not asked", "found")
 
 
 def verify_ledger(
     path: str | Path, head: str | None = None, *, events: int | None = None
 ) -> Verification:
-    """Check pages, header, chain, witness, stored replies and the sum; report all that is wrong.
+    """Check the pages, header, hash chain, witness, stored replies and spending of a ledger.
 
     Args:
         path: of the ledger.
-        head: a last hash noted from an earlier statement, or its first digits, 16 at least.
-        events: the number of events noted beside it. With it a history that was rewritten can be
-            told from a hash that was never in this ledger.
+        head: a last hash noted from an earlier statement, or its first digits, at least 16.
+        events: the number of events noted beside it. It distinguishes a rewritten history from a
+            hash that was never in this ledger.
+
+    Returns:
+        All problems, and the result for ``head``.
 
     Raises:
-        InvalidValueError: ``head`` is no such hash, or ``events`` no such number.
+        InvalidValueError: ``head`` is not such a hash, ``events`` is negative, or ``events`` is
+            given without ``head``.
+
+    Example:
+        >>> verify_ledger("missing.ledger").ok
+        False
     """
     if head is not None:
         head = _noted_hash(head)
     if events is not None and head is None:
-        raise InvalidValueError("events", events, "belongs to a noted hash: give --head, too")
+        raise InvalidValueError("events", events, "must come with a noted hash: give --head too")
     if events is not None:
         non_negative_int("events", events)
     try:
@@ -237,7 +245,7 @@ def verify_ledger(
 
 
 def _noted_hash(head: str) -> str:
-    """The digits of a noted hash; the dots after a shortened one do not matter."""
+    """The digits of a noted hash, without the dots after a shortened hash."""
     digits = head.strip().rstrip(".\N{HORIZONTAL ELLIPSIS}").lower()
     if not re.fullmatch(rf"[0-9a-f]{{{FEWEST_DIGITS},64}}", digits):
         raise InvalidValueError(
@@ -247,32 +255,32 @@ def _noted_hash(head: str) -> str:
 
 
 def _find(head: str, events: int | None, history: History) -> tuple[Noted, str]:
-    """Whether a noted hash is part of the history, and what to tell if it is not."""
-    places = [place for place, hash_ in enumerate(history.hashes) if hash_.startswith(head)]
-    if len(places) > 1:
-        return "unknown", f"{head} begins {len(places)} hashes of this ledger: give more digits"
-    if places and events in (None, places[0]):
-        return "found", f"the noted hash is that of event {places[0]} of {history.seq}"
-    if places:
+    """The result for a noted hash, and its explanation."""
+    matches = [event for event, hash_ in enumerate(history.hashes) if hash_.startswith(head)]
+    if len(matches) > 1:
+        return "unknown", f"{len(matches)} hashes of the ledger start with {head}: give more digits"
+    if matches and events in (None, matches[0]):
+        return "found", f"the noted hash is the hash of event {matches[0]} of {history.seq}"
+    if matches:
         return "unknown", (
-            f"the noted hash is that of event {places[0]}, not of event {events}: the noted number "
-            "is wrong, the history holds the hash"
+            f"the noted hash is the hash of event {matches[0]}, not of event {events}: the history "
+            "has the hash, the noted number is wrong"
         )
     if events is None:
         return "unknown", (
-            f"the noted hash {head} is not in this ledger. It may be mistyped or another ledger's, "
-            "or the history was rewritten: give the number of events noted beside it (--events) "
-            "to find out"
+            f"the noted hash {head} is not in this ledger: it is mistyped or of another ledger, or "
+            "the history was rewritten; give the number of events noted beside it (--events) to "
+            "find out"
         )
     if events > history.seq:
         return "rewritten", (
             f"the ledger had {events} events when the hash was noted, now it has {history.seq}: "
-            "it was rewritten or put back from an old copy, or the note is another ledger's"
+            "it was rewritten or restored from an old copy, or the note is of another ledger"
         )
     now = history.hashes[events][: len(head)]
     return "rewritten", (
         f"event {events} had the hash {head} when it was noted and now has {now}: the history was "
-        "rewritten, or the note is mistyped or another ledger's"
+        "rewritten, or the note is mistyped or of another ledger"
     )
 
 
@@ -285,13 +293,13 @@ def _problems(store: Store, history: History) -> list[str]:
         for reservation in store.replies_kept():
             reply, seal = store.reply(reservation), history.seals.get(reservation)
             if seal is None or reply is None:
-                problems.append(f"a reply is stored for reservation {reservation}, never sealed")
+                problems.append(f"reservation {reservation} has a stored reply and no seal")
             elif hashlib.sha256(reply).hexdigest() != seal.reply_sha256:
                 problems.append(f"the stored reply {reservation} was changed")
         budget = store.header.budget
         spent = composed_epsilon(history.counts, budget.delta, store.header.accountant)
         if spent > budget.epsilon:
-            problems.append(f"epsilon {spent:.6g} is spent of {budget.epsilon:g}: overspent")
+            problems.append(f"epsilon {spent:.6g} is spent, above the budget's {budget.epsilon:g}")
     except (NoisewiseError, ArithmeticError, ValueError, MemoryError) as error:
         problems.append(str(error) or type(error).__name__)
     return problems

@@ -1,7 +1,7 @@
-"""How a ledger lies on disk: one SQLite file to which events are only ever added.
+"""The SQLite file of a ledger: events can be added, never changed or deleted.
 
-WAL with ``synchronous=FULL``: a commit is on the disk before it returns. Writers go one by one
-(``BEGIN IMMEDIATE``), in threads and processes alike.
+The file uses a write-ahead log with ``synchronous=FULL``: a commit is on the disk before it
+returns. One thread or process writes at a time (``BEGIN IMMEDIATE``).
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from noisewise.errors import InvalidValueError, LedgerError
 from noisewise.privacy.budget import PrivacyBudget
 from noisewise.privacy.ledger.chain import Event, Header
 from noisewise.privacy.ledger.charges import Charge
+from noisewise.storage import sync_folder
 
 __all__ = ["SCHEMA_VERSION", "Store"]
 
 SCHEMA_VERSION = 1
-_APPLICATION = 0x6E6F6977  # "noiw": `file` and other programs can tell what this is
+_APPLICATION = 0x6E6F6977  # "noiw": lets programs such as `file` recognise a ledger
 _SECONDS_TO_WAIT = 60.0
 
 _SCHEMA = (
@@ -74,10 +75,10 @@ class Store:
 
     Args:
         path: of an existing ledger.
-        writable: False to look only.
+        writable: False to open it for reading only.
 
     Raises:
-        LedgerError: missing, empty, no ledger, of another version, or damaged.
+        LedgerError: the file is missing, empty, damaged, no ledger or of another version.
     """
 
     def __init__(self, path: Path, *, writable: bool = True) -> None:
@@ -99,38 +100,41 @@ class Store:
 
     @classmethod
     def create(cls, path: Path, header: Header, beforehand: Callable[[], None]) -> None:
-        """Write a new, empty ledger; it appears under its name complete or not at all.
+        """Write a new, empty ledger. It appears at its path complete or not at all.
 
         Args:
-            path: where nothing is yet.
+            path: of the ledger; no file must exist there.
             header: of the ledger.
-            beforehand: called when the name is ours and before the ledger appears.
+            beforehand: called when the path is reserved and before the ledger appears there.
+
+        Raises:
+            LedgerError: a file exists at the path, or the ledger cannot be written.
         """
         path = path.absolute()
         logs = [log for log in _companions(path) if log.exists() and log.stat().st_size > 0]
         if path.exists() or path.is_symlink() or logs:
-            raise LedgerError(f"{[*logs, path][0]} exists already; a ledger is never replaced")
+            raise LedgerError(f"{[*logs, path][0]} exists; a ledger is never replaced")
         temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _claim(temporary)
+            _create_file(temporary)
             _fill(temporary, header)
-            _claim(path)
+            _create_file(path)
             try:
                 beforehand()
                 os.replace(temporary, path)
             except BaseException:
                 path.unlink()
                 raise
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         except (sqlite3.Error, OSError) as error:
-            raise LedgerError(f"{path}: the ledger cannot be made: {error}") from error
+            raise LedgerError(f"{path}: the ledger cannot be created: {error}") from error
         finally:
             for ending in ("", "-wal", "-shm"):
                 temporary.with_name(temporary.name + ending).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if os.getpid() == self._process:
             self._connection.close()
 
@@ -143,7 +147,7 @@ class Store:
         return [self._event(row) for row in rows]
 
     def hash_of(self, seq: int) -> str | None:
-        """The stored hash of one event."""
+        """The stored hash of one event; None if there is no such event."""
         with self._errors():
             row = self._connection.execute(
                 "SELECT hash FROM events WHERE seq = ?", (seq,)
@@ -151,7 +155,7 @@ class Store:
         return None if row is None else str(row[0])
 
     def reply(self, reservation: int) -> bytes | None:
-        """The stored reply of a sealed reservation; None if it is not kept any more."""
+        """The stored reply of a sealed reservation; None if it is no longer stored."""
         with self._errors():
             row = self._connection.execute(
                 "SELECT reply FROM replies WHERE reservation = ?", (reservation,)
@@ -161,25 +165,25 @@ class Store:
         return None if row is None else bytes(row[0])
 
     def replies_kept(self) -> list[int]:
-        """Reservations whose reply is still stored."""
+        """Numbers of the reservations whose reply is still stored."""
         with self._errors():
             rows = self._connection.execute("SELECT reservation FROM replies").fetchall()
         return [int(row[0]) for row in rows]
 
     def problems(self) -> list[str]:
-        """What SQLite's own check of every page finds."""
+        """The problems that SQLite's check of all pages reports."""
         with self._errors():
             rows = self._connection.execute("PRAGMA integrity_check(10)").fetchall()
         return [str(row[0]) for row in rows if row[0] != "ok"]
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """One writer at a time; everything inside is committed together, durably, or not at all."""
+        """A transaction of one writer at a time: committed as a whole, durably, or not at all."""
         with self._errors():
-            self._check_place()
+            self._check_file()
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                self._check_place()
+                self._check_file()
                 yield
                 self._connection.execute("COMMIT")
             except BaseException:
@@ -188,7 +192,7 @@ class Store:
                 raise
 
     def append(self, event: Event, reply: bytes | None = None) -> None:
-        """Add one event, and the reply that it seals; only inside of `writing`."""
+        """Add one event and, if it is a seal, its reply; only inside of `writing`."""
         charge = event.charge
         values = (
             event.seq,
@@ -211,7 +215,7 @@ class Store:
             )
 
     def forget_replies(self, keep: int) -> None:
-        """Delete all but the latest ``keep`` replies; the events that tell of them stay."""
+        """Delete all but the latest ``keep`` replies; their events stay."""
         self._connection.execute(
             "DELETE FROM replies WHERE reservation NOT IN "
             "(SELECT reservation FROM replies ORDER BY reservation DESC LIMIT ?)",
@@ -222,16 +226,18 @@ class Store:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Whatever SQLite says becomes one line, and nothing is granted."""
+        """Turn every error of SQLite into a `LedgerError`, which grants nothing."""
         if os.getpid() != self._process:
-            raise LedgerError(f"{self.path}: open the ledger in the process that uses it")
+            raise LedgerError(
+                f"{self.path} was opened by another process; open it in the process that uses it"
+            )
         try:
             yield
         except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
             raise LedgerError(f"{self.path}: {error}; nothing is granted") from error
 
-    def _check_place(self) -> None:
-        """Entries in a file that was moved away or replaced would be lost."""
+    def _check_file(self) -> None:
+        """Check that the open file is still at its path: otherwise entries would be lost."""
         status = _regular_file(self.path)
         if (status.st_dev, status.st_ino) != self._inode:
             raise LedgerError(f"{self.path} was replaced by another file; open it again")
@@ -243,14 +249,14 @@ class Store:
             raise LedgerError(f"{self.path} is not a noisewise ledger")
         if version != SCHEMA_VERSION:
             raise LedgerError(
-                f"{self.path} has schema version {version}, this software knows {SCHEMA_VERSION}; "
-                "use the software that made it"
+                f"{self.path} has schema version {version}, this software reads version "
+                f"{SCHEMA_VERSION}; use the software that created it"
             )
-        found = self._connection.execute(
+        rows = self._connection.execute(
             "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"
         ).fetchall()
-        if tuple(row[0] for row in found) != _SCHEMA:  # a foreign trigger could undo every entry
-            raise LedgerError(f"{self.path}: its tables or triggers are not those of a ledger")
+        if tuple(row[0] for row in rows) != _SCHEMA:  # an added trigger could undo every entry
+            raise LedgerError(f"{self.path}: its tables or triggers were changed")
 
     def _pragma(self, name: str) -> Any:
         return self._connection.execute(f"PRAGMA {name}").fetchone()[0]
@@ -261,7 +267,7 @@ class Store:
             "FROM header"
         ).fetchall()
         if len(rows) != 1:
-            raise LedgerError(f"{self.path} has {len(rows)} headers; a ledger has one")
+            raise LedgerError(f"{self.path} has {len(rows)} headers; a ledger must have one")
         ledger_id, dataset_id, epsilon, delta, accountant, created, software, digest = rows[0]
         try:
             _no_bytes(rows[0])
@@ -270,11 +276,11 @@ class Store:
         except InvalidValueError as error:
             raise LedgerError(f"{self.path}: its header was changed: {error}") from error
         if header.digest() != digest:
-            raise LedgerError(f"{self.path}: its header was changed: the hash does not fit")
+            raise LedgerError(f"{self.path}: its header was changed: the hash does not match")
         return header
 
     def _event(self, row: tuple[Any, ...]) -> Event:
-        """An event as it was written; whatever has another type was not written by us."""
+        """The event of a row; a value of another type shows that the row was changed."""
         seq, instruction, purpose, rate, noise, steps, sealed, sha256, size, time, digest = row
         try:
             _no_bytes(row)
@@ -288,16 +294,16 @@ class Store:
 
 
 def _companions(path: Path) -> tuple[Path, ...]:
-    """SQLite's logs beside a database. A stale one would be replayed into a new ledger."""
+    """SQLite's logs beside a database. An old log would be replayed into a new ledger."""
     return tuple(path.with_name(path.name + ending) for ending in ("-wal", "-journal"))
 
 
 def _check_length(path: Path) -> None:
-    """A file that was cut off can look sound as long as nobody asks for its last pages.
+    """Reject a truncated file, which SQLite would notice only when it reads the missing pages.
 
-    While there is a log, the file may be behind its own header: SQLite mends that by itself.
+    While there is a log, the file may be shorter than its header says; SQLite handles this case.
     """
-    for _ in range(3):  # another process may just be moving its log into the file
+    for _ in range(3):  # another process may be copying its log into the file at this moment
         if any(log.exists() and log.stat().st_size for log in _companions(path)):
             return
         with open(path, "rb") as file:
@@ -307,11 +313,11 @@ def _check_length(path: Path) -> None:
         if len(head) == 100 and path.stat().st_size >= wanted:
             return
         time.sleep(0.05)
-    raise LedgerError(f"{path} is corrupt: the file was cut off, or is no ledger")
+    raise LedgerError(f"{path} is damaged: the file is truncated, or it is not a ledger")
 
 
 def _no_bytes(row: tuple[Any, ...]) -> None:
-    """Text and numbers are all that we write outside of replies."""
+    """Reject bytes: outside of replies, a ledger has only text and numbers."""
     if any(isinstance(value, bytes) for value in row):
         raise InvalidValueError("column", "bytes", "must be text or a number")
 
@@ -321,45 +327,45 @@ def _regular_file(path: Path) -> os.stat_result:
         status = path.stat()
     except OSError as error:
         raise LedgerError(
-            f"{path}: there is no ledger ({error.strerror}); `noisewise ledger init` makes one, "
-            "once for each dataset"
+            f"{path}: there is no ledger ({error.strerror}); create it with `noisewise ledger "
+            "init`, once for each dataset"
         ) from error
     if not path.is_file():
-        raise LedgerError(f"{path} is not a file")
+        raise LedgerError(f"{path} is not a regular file")
     if status.st_nlink > 1:
-        raise LedgerError(f"{path} has a second name; two names make two logs of one ledger")
+        raise LedgerError(f"{path} has a second name (a hard link); remove that name")
     if status.st_size == 0:
         raise LedgerError(
-            f"{path} is empty: `ledger init` was interrupted (remove it and init again), or the "
-            "file was cut off (restore it)"
+            f"{path} is empty: if `ledger init` was interrupted, delete the file and run it again; "
+            "otherwise restore the ledger"
         )
     return status
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    # isolation_level=None: no transaction that we did not begin ourselves.
+    # isolation_level=None: the sqlite3 module begins no transaction by itself.
     connection = sqlite3.connect(
         f"{path.as_uri()}?mode={mode}",
         uri=True,
         timeout=_SECONDS_TO_WAIT,
         isolation_level=None,
-        check_same_thread=False,  # `Ledger` has a lock of its own
+        check_same_thread=False,  # `Ledger` has a lock
     )
     connection.execute("PRAGMA trusted_schema=OFF")
     return connection
 
 
 def _durable(connection: sqlite3.Connection, path: Path) -> None:
-    """Commits reach the disk, or the ledger is not used."""
+    """Make commits wait for the disk; reject a file system that cannot."""
     mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     connection.execute("PRAGMA synchronous=FULL")
-    connection.execute("PRAGMA fullfsync=ON")  # macOS keeps plain syncs in the disk's memory
+    connection.execute("PRAGMA fullfsync=ON")  # macOS: flush the disk's cache too
     if mode != "wal" or connection.execute("PRAGMA synchronous").fetchone()[0] != 2:
-        raise LedgerError(f"{path}: this disk cannot keep a write-ahead log; use a local one")
+        raise LedgerError(f"{path}: no write-ahead log on this file system; use a local disk")
 
 
-def _claim(path: Path) -> None:
-    """Make an empty file that only its owner reads; an error if there is one."""
+def _create_file(path: Path) -> None:
+    """Create an empty file that only its owner can read; an error if the file exists."""
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
@@ -390,11 +396,3 @@ def _fill(path: Path, header: Header) -> None:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     finally:
         connection.close()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

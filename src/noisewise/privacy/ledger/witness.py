@@ -1,9 +1,9 @@
-"""A second file that remembers how far a ledger had come: a database put back from a copy shows.
+"""The witness: a second file with a ledger's last event, which detects an older copy of the ledger.
 
-The witness is written after every commit and before anything is granted or returned, and read
-before the database is. So the database is never behind it, unless someone restored an older one,
-lost its write-ahead log or put a fresh one in its place. Two slots are written in turn: a power cut
-in the middle of a write spoils one of them at most.
+The witness is written after every commit and before a grant or a reply is returned, and it is read
+before the database. So the database always has the witness's event, unless someone restored an
+older database, lost its write-ahead log or replaced it with a new one. The file has two slots that
+are written in turn: a power failure during a write can damage only one of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from noisewise.privacy.ledger.chain import History
 
 __all__ = ["Seen", "Witness"]
 
-_SLOT = 512  # what disks write at once
+_SLOT = 512  # bytes that disks write at once
 _LINE = re.compile(
     rb"noisewise-ledger-witness 1 ([0-9a-f]{32}) ([0-9]{20}) ([0-9a-f]{64}) ([0-9a-f]{16})\n"
 )
@@ -27,7 +27,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True)
 class Seen:
-    """The last event that a witness saw: its number and hash."""
+    """The last event that a witness has recorded: its number and hash."""
 
     ledger_id: str
     seq: int
@@ -41,14 +41,18 @@ class Witness:
         self.path = ledger.with_name(ledger.name + "-witness")
 
     def create(self, ledger_id: str, head: str) -> None:
-        """Make the file; one that never saw an event may be replaced."""
+        """Create the file, or replace one that has recorded no event.
+
+        Raises:
+            LedgerError: the file has recorded events of another ledger.
+        """
         slots = self._slots(self._bytes()) if self.path.exists() else []
         latest = max((seen.seq for seen in slots), default=0)
         if latest > 0:
             raise LedgerError(
-                f"{self.path} has seen {latest} events of a ledger that is gone: a new ledger in "
-                "its place would forget what is spent; restore the old one, or remove the witness "
-                "by hand if that dataset exists no more"
+                f"{self.path} has recorded {latest} events of a ledger that is missing: a new "
+                "ledger would forget what is spent; restore the old ledger, or delete the witness "
+                "if the dataset no longer exists"
             )
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
@@ -59,33 +63,36 @@ class Witness:
             os.close(descriptor)
 
     def read(self) -> Seen:
-        """The latest event that was seen.
+        """The latest event that was recorded.
 
         Raises:
-            LedgerError: the file is missing or spoilt.
+            LedgerError: the file is missing or damaged.
         """
         slots = self._slots(self._bytes())
         if not slots:
-            raise LedgerError(f"{self.path} is corrupt; restore it together with the ledger")
+            raise LedgerError(f"{self.path} is damaged; restore it together with the ledger")
         return max(slots, key=lambda seen: seen.seq)
 
     def record(self, seen: Seen, *, durable: bool) -> None:
-        """Note an event that is committed, in place of the older of the two noted ones.
+        """Record a committed event in the slot with the older event.
 
         Args:
             seen: the event.
-            durable: whether to wait for the disk: for charges. A seal that the witness loses in a
-                power cut could at most be charged again.
+            durable: whether to wait for the disk, which charges need. If the witness loses a seal
+                in a power failure, the instruction can at most be charged again.
+
+        Raises:
+            LedgerError: the file cannot be written.
         """
         try:
             descriptor = os.open(self.path, os.O_RDWR)
             try:
                 content = os.pread(descriptor, 2 * _SLOT, 0)
-                noted = [self._slots(content[place : place + _SLOT]) for place in (0, _SLOT)]
-                numbers = [slots[0].seq if slots else -1 for slots in noted]
-                if max(numbers) < seen.seq:  # else a process that committed later was quicker
-                    place = _SLOT * numbers.index(min(numbers))
-                    if os.pwrite(descriptor, _encode(seen), place) != _SLOT:
+                recorded = [self._slots(content[start : start + _SLOT]) for start in (0, _SLOT)]
+                numbers = [slots[0].seq if slots else -1 for slots in recorded]
+                if max(numbers) < seen.seq:  # else another process recorded a later event
+                    start = _SLOT * numbers.index(min(numbers))
+                    if os.pwrite(descriptor, _encode(seen), start) != _SLOT:
                         raise OSError("short write")
                 if durable:
                     os.fsync(descriptor)
@@ -97,18 +104,19 @@ class Witness:
             ) from error
 
     def check(self, seen: Seen, ledger_id: str, history: History) -> None:
-        """Compare what was seen with the database, which must have been read later.
+        """Compare the recorded event with the database, which must have been read later.
 
         Raises:
-            LedgerError: the witness belongs to another ledger, or the database lacks what it saw.
+            LedgerError: the witness belongs to another ledger, or the database lacks its event.
         """
         if seen.ledger_id != ledger_id:
             raise LedgerError(f"{self.path} belongs to another ledger ({seen.ledger_id})")
         if seen.seq > history.seq or history.hashes[seen.seq] != seen.hash:
             raise LedgerError(
-                f"the ledger went back in time: its witness saw {seen.seq} events, the database "
-                f"holds {min(seen.seq, history.seq)} of them; an old copy was put back or its "
-                "write-ahead log (-wal) was lost. What was spent since is unknown: refused"
+                f"the ledger went back in time: its witness has recorded {seen.seq} events, the "
+                f"database has {min(seen.seq, history.seq)} of them. An old copy was restored, or "
+                "the write-ahead log (-wal) was lost, so the amount spent is unknown; restore the "
+                "latest ledger, its -wal file and its witness together"
             )
 
     def _bytes(self) -> bytes:
@@ -116,20 +124,20 @@ class Witness:
             return self.path.read_bytes()
         except OSError as error:
             raise LedgerError(
-                f"{self.path} cannot be read ({error.strerror}); it belongs to the ledger: keep "
-                "and restore the two together"
+                f"{self.path} cannot be read ({error.strerror}); it belongs to the ledger: copy "
+                "and restore the two files together"
             ) from error
 
     @staticmethod
     def _slots(content: bytes) -> list[Seen]:
-        found = []
+        slots = []
         for start in (0, _SLOT):
             match = _LINE.match(content[start : start + _SLOT])
             if match is not None:
                 seen = Seen(match[1].decode(), int(match[2]), match[3].decode())
                 if _encode(seen) == content[start : start + _SLOT]:
-                    found.append(seen)
-        return found
+                    slots.append(seen)
+        return slots
 
 
 def _encode(seen: Seen) -> bytes:

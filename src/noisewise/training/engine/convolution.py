@@ -1,4 +1,4 @@
-"""Convolutions: how the private copy runs them, and which way their gradients go."""
+"""The layer rule of convolutions."""
 
 from __future__ import annotations
 
@@ -9,25 +9,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from noisewise.training.engine.cost import prefer_ghost
-from noisewise.training.engine.layer import (
+from noisewise.training.engine.cost_model import prefer_ghost
+from noisewise.training.engine.layer_interface import (
     LayerOptions,
+    LayerRule,
     NotCoveredError,
     Run,
     Values,
     row_gradients,
     tensor_of,
 )
-from noisewise.training.engine.patches import Geometry, Taps, full_patches
-from noisewise.training.engine.pieces import Outer, Piece, Place
-from noisewise.training.engine.products import Products
+from noisewise.training.engine.patch_products import (
+    Geometry,
+    PatchProducts,
+    Taps,
+    full_patches,
+)
+from noisewise.training.engine.pieces import Outer, Piece, Scatter
 
 __all__ = ["Convolution"]
 
-_LARGE = 50  # output positions from which on channels-last pays for a convolution and its pools
+_LARGE = 50  # with at least this many output positions, channels-last is faster
 
 
-class Convolution:
+class Convolution(LayerRule):
     """Conv1d (as an image of height 1) and Conv2d."""
 
     def __init__(
@@ -42,7 +47,7 @@ class Convolution:
         self._kernel = self._pair(module.kernel_size)
         left, right, *rest = module._reversed_padding_repeated_twice
         top, bottom = rest or (0, 0)
-        # Zeros of equal width on both sides are left to the convolution; all else comes before it.
+        # The convolution itself pads zeros of equal width on both sides; other padding comes first.
         native = self._mode == "zeros" and left == right and top == bottom
         self._pad = [] if native else [left, right, *rest]
         self._padding = (top, left) if native else (0, 0)
@@ -52,7 +57,7 @@ class Convolution:
         return (1, values[0]) if self._line else (values[0], values[1])
 
     def _geometry(self, image: Tensor) -> tuple[Geometry, Taps]:
-        """Geometry with the live taps of the kernel only, and which they are."""
+        """The geometry without unused taps of the kernel, and the slices of the used taps."""
         size = image.shape[2:]
         if size not in self._geometries:
             self._geometries[size] = Geometry(
@@ -62,9 +67,9 @@ class Convolution:
         return self._geometries[size]
 
     def run(self, x: Tensor) -> Run:
-        """See `Layer`."""
+        """See `LayerRule`."""
         if x.dim() != (3 if self._line else 4):
-            raise NotCoveredError(f"{self._kind} gets an input without a batch dimension")
+            raise NotCoveredError(f"{self._kind} receives an input without a batch dimension")
         if self._pad:
             mode = "constant" if self._mode == "zeros" else self._mode
             x = functional.pad(x, self._pad, mode=mode)
@@ -79,7 +84,7 @@ class Convolution:
             x = x.to(memory_format=torch.channels_last) if large else x.contiguous()
         bias, rule = tensor_of(self._bias), partial(self._gradients, geometry, taps)
         stride, padding, dilation = geometry.stride, geometry.padding, geometry.dilation
-        if self._line:  # not a squeezed conv2d: an output that is a view cannot be changed in place
+        if self._line:  # not a squeezed conv2d: its output would be a view
             out = functional.conv1d(
                 x[:, :, 0], weight[:, :, 0], bias, stride[1], padding[1], dilation[1], self._groups
             )
@@ -99,13 +104,13 @@ class Convolution:
             if weight is not None:
                 patches = full_patches(kept, geometry, torch.float64 if ghost else kept.dtype)
                 by_position = g.reshape(len(g), groups, outputs, -1).transpose(2, 3)
-                yield Outer(weight, patches, by_position, self._place(taps, "gmijc"))
+                yield Outer(weight, patches, by_position, self._scatter(taps, "gmijc"))
         else:
-            yield Products(weight, kept, g, geometry, partial(self._place, taps))
+            yield PatchProducts(weight, kept, g, geometry, partial(self._scatter, taps))
         yield from row_gradients(bias, lambda: g.sum(dim=(2, 3)))
 
-    def _place(self, taps: Taps, order: str) -> Place:
-        """Add values whose axes are a permutation of "gmcij" (i, j: kernel) to the live taps."""
+    def _scatter(self, taps: Taps, order: str) -> Scatter:
+        """Adds values, whose axes are a permutation of "gmcij" (i, j: kernel), to the used taps."""
         m, c = self._weight.tensor.shape[:2]
         shape = (self._groups, m // self._groups, c, *self._kernel)
         kernel = taps[0].stop - taps[0].start, taps[1].stop - taps[1].start
@@ -113,10 +118,10 @@ class Convolution:
         as_computed = [sizes[axis] for axis in order]
         to_parameter = [order.index(axis) for axis in "gmcij"]
 
-        def place(values: Tensor, part: Tensor) -> None:
+        def scatter(values: Tensor, part: Tensor) -> None:
             weight = part.view(shape)
             if kernel != self._kernel:
                 weight = weight[..., taps[0], taps[1]]
             weight.add_(values.view(as_computed).permute(to_parameter))
 
-        return place
+        return scatter

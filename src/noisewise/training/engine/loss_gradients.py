@@ -13,21 +13,21 @@ from noisewise.training.gradients import Loss
 
 __all__ = ["LossGradients", "is_cross_entropy"]
 
-_Way = Callable[[Tensor, Tensor], Tensor]
+_Method = Callable[[Tensor, Tensor], Tensor]
 
 
 class LossGradients:
     """Row i is the gradient of ``loss(outputs[i : i + 1], targets[i : i + 1])`` at ``outputs[i]``.
 
-    A loss is any callable and need not be a mean over the batch, so its gradient is taken record
-    by record; outputs are small, and no layer is involved. There are up to three ways: the closed
-    form of torch's cross-entropy of class scores, `vmap`, and a loop for losses that `vmap` cannot
-    follow. A call takes the first way that works, unless `fix` has chosen one.
+    A loss is any callable and need not be a mean over the batch, so its gradient is computed for
+    each record. There are up to three methods: the closed form of torch's cross-entropy, `vmap`,
+    and a loop for losses that `vmap` does not support. A call uses the first method that works,
+    unless `fix` has chosen one.
     """
 
     def __init__(self, loss: Loss) -> None:
-        self._ways = [*([_closed_form] if is_cross_entropy(loss) else []), *_by_record(loss)]
-        self._fixed: _Way | None = None
+        self._methods = [*([_closed_form] if is_cross_entropy(loss) else []), *_by_record(loss)]
+        self._fixed: _Method | None = None
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """(outputs [b, ...] without a graph, targets [b, ...]) -> gradients [b, ...]."""
@@ -36,28 +36,28 @@ class LossGradients:
         return self._first(outputs, targets)[1]
 
     def fix(self, outputs: Tensor, targets: Tensor) -> None:
-        """Keep the way that works for these records; a later record cannot change it."""
+        """Choose the method that works for these records; later records cannot change it."""
         self._fixed = self._first(outputs, targets)[0]
 
-    def _first(self, outputs: Tensor, targets: Tensor) -> tuple[_Way, Tensor]:
-        *earlier, last = self._ways
-        for way in earlier:
+    def _first(self, outputs: Tensor, targets: Tensor) -> tuple[_Method, Tensor]:
+        *earlier, last = self._methods
+        for method in earlier:
             try:
-                return way, way(outputs, targets)
-            except RuntimeError:  # shapes or targets outside of this way
+                return method, method(outputs, targets)
+            except RuntimeError:  # shapes or targets that this method does not support
                 continue
         return last, last(outputs, targets)
 
 
 def _closed_form(outputs: Tensor, targets: Tensor) -> Tensor:
-    """softmax(outputs) - onehot(targets), of plain class scores on a processor."""
+    """softmax(outputs) - onehot(targets), for class scores on the CPU."""
     if outputs.dim() != 2 or targets.dim() != 1 or outputs.device.type != "cpu":
-        raise RuntimeError("the closed form is for outputs [b, classes] and targets [b]")
+        raise RuntimeError("the closed form needs outputs [b, classes] and targets [b] on the CPU")
     return torch.softmax(outputs, 1).scatter_(1, targets[:, None], -1.0, reduce="add")
 
 
-def _by_record(loss: Loss) -> list[_Way]:
-    """Of any loss: by `vmap`, then in a loop."""
+def _by_record(loss: Loss) -> list[_Method]:
+    """Methods for any loss: `vmap`, and a loop."""
 
     def loss_of_one(output: Tensor, target: Tensor) -> Tensor:
         return loss(output.unsqueeze(0), target.unsqueeze(0))

@@ -1,4 +1,4 @@
-"""The engine's private copy of a model, which records what its layers see."""
+"""`Network`: the engine's copy of a model, which records the inputs of its layers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from noisewise.training.engine.layer import (
+from noisewise.training.engine.layer_interface import (
     Gradients,
-    Layer,
     LayerOptions,
+    LayerRule,
     NotCoveredError,
     Value,
 )
-from noisewise.training.engine.layers import layer_for
+from noisewise.training.engine.layer_rules import layer_for
 from noisewise.training.engine.rewrites import pool_before_relu
 from noisewise.training.parameters import ParameterLayout
 
@@ -25,7 +25,16 @@ __all__ = ["Network", "Use"]
 
 
 class Use(NamedTuple):
-    """One call of a layer in one pass of the model."""
+    """One call of a layer in one pass of the model.
+
+    Attributes:
+        name: of the layer.
+        kept: [b, ...] the layer's input, see `Run`.
+        gradients: computes the gradients of the layer's parameters.
+        version: of ``kept`` when it was recorded.
+        edge: of the layer's output in the graph.
+        is_first: whether the layer's input needs no gradient.
+    """
 
     name: str
     kept: Tensor
@@ -35,13 +44,15 @@ class Use(NamedTuple):
     is_first: bool
 
     def without(self, records: Tensor) -> Use:
-        """The same use with zeros for some records."""
+        """The same use with zeros for the given records."""
         return self._replace(kept=self.kept.index_fill(0, records, 0))
 
     def check(self, records: int, rows: int) -> None:
-        """Refuse what the rules cannot see through."""
+        """Reject inputs for which the rules are not exact."""
         if rows != records or self.kept.shape[0] != records:
-            raise NotCoveredError(f"layer '{self.name}' does not get the {records} records first")
+            raise NotCoveredError(
+                f"the input of layer '{self.name}' does not have the {records} records first"
+            )
         if self.kept._version != self.version:
             raise NotCoveredError(f"the input of layer '{self.name}' was changed in place")
 
@@ -49,18 +60,18 @@ class Use(NamedTuple):
 class Network:
     """A copy of a model whose trainable parameters are views of one vector.
 
-    The copy's own parameter objects are used by nobody: each known layer runs on aliases of them.
-    So a gradient that does arrive at the parameter objects shows that the model uses a parameter
-    outside of its layer, where no rule sees it.
+    Each layer with a rule runs on aliases of the copy's parameters. So a gradient at a parameter
+    itself shows that the model uses the parameter outside of its layer, where the rule does not
+    apply.
 
     Args:
-        model: is copied; its structure, buffers and mode are those of this moment.
+        model: its current structure, buffers and mode are copied.
         layout: the order of the trainable parameters.
-        like: a vector of the right dtype and device.
-        options: of its layers.
+        like: a vector with the dtype and device to use.
+        options: of the layers.
 
     Raises:
-        NotCoveredError: a layer has no rule.
+        NotCoveredError: a layer has no rule, or the model cannot be copied.
     """
 
     def __init__(
@@ -104,12 +115,12 @@ class Network:
                 layer = layer_for(name, module, values, options)
                 module.__dict__["forward"] = self._recorded(name, layer)
 
-    def _recorded(self, name: str, layer: Layer) -> Callable[[Tensor], Tensor]:
+    def _recorded(self, name: str, layer: LayerRule) -> Callable[[Tensor], Tensor]:
         uses = self.uses
 
         def forward(input: Tensor) -> Tensor:
             kept, out, gradients = layer.run(input)
-            if out._is_view():  # changing a view in place would leave its edge outside of the graph
+            if out._is_view():  # an in-place change of a view would move its edge
                 out = out.clone()
             node = out.grad_fn
             if node is not None:
@@ -128,13 +139,13 @@ class Network:
 
     @torch.no_grad()
     def randomise(self) -> None:
-        """Set the parameters to random values of the usual scale, from torch's generator."""
+        """Set the parameters to random values of the usual scale, drawn by torch's generator."""
         for alias in self.aliases:
             fan_in = alias[0].numel() if alias.dim() > 1 else 1
             alias.normal_(std=fan_in**-0.5)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """The model's outputs [b, ...], with a graph; the uses of layers are recorded anew."""
+        """The model's outputs [b, ...] with a graph; replaces the recorded uses of layers."""
         self.uses.clear()
         outputs = self._module(inputs)
         if not isinstance(outputs, Tensor) or outputs.shape[:1] != inputs.shape[:1]:
@@ -152,14 +163,15 @@ class Network:
             weights: gradient at the outputs.
 
         Raises:
-            NotCoveredError: a layer does not see records first, or a parameter is used directly.
+            NotCoveredError: an input does not have the records first, or a parameter is used
+                outside of its layer.
         """
         uses = list(self.uses)
         self.uses.clear()
         if not outputs.requires_grad:
             return []
         if len(uses) == 1 and uses[0].is_first and uses[0].edge.node is outputs.grad_fn:
-            reached = [(uses[0], weights)]  # a single layer: nothing to propagate
+            reached = [(uses[0], weights)]  # a single layer: no backward pass is needed
         else:
             reached = self._propagate(outputs, weights, uses)
         records = outputs.shape[0]
@@ -170,24 +182,24 @@ class Network:
     def _propagate(
         self, outputs: Tensor, weights: Tensor, uses: list[Use]
     ) -> list[tuple[Use, Tensor]]:
-        found: Sequence[Tensor | None] = torch.autograd.grad(
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(
             outputs, [*(use.edge for use in uses), *self._own_edges], weights, allow_unused=True
         )
-        for name, gradient in zip(self._layout.names, found[len(uses) :], strict=True):
+        for name, gradient in zip(self._layout.names, gradients[len(uses) :], strict=True):
             if gradient is not None:
                 raise NotCoveredError(f"parameter '{name}' is used outside of its layer")
-        return [(use, g) for use, g in zip(uses, found, strict=False) if g is not None]
+        return [(use, g) for use, g in zip(uses, gradients, strict=False) if g is not None]
 
     def batch_gradients(self, outputs: Tensor, weights: Tensor) -> list[Tensor | None]:
-        """The gradient of the sum over records, by parameter, wherever it is used."""
+        """The gradient of the sum over records for each parameter, inside or outside of layers."""
         self.uses.clear()
         count = len(self.aliases)
         if not outputs.requires_grad:
             return [None] * count
-        found: Sequence[Tensor | None] = torch.autograd.grad(
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(
             outputs, [*self.aliases, *self._own], weights, allow_unused=True
         )
         return [
             a if b is None else b if a is None else a + b
-            for a, b in zip(found[:count], found[count:], strict=True)
+            for a, b in zip(gradients[:count], gradients[count:], strict=True)
         ]

@@ -1,17 +1,17 @@
-"""Per-sample gradients of a parameter in the cheapest form, their norms and their weighted sum.
+"""Per-record gradients of a parameter in the cheapest form, their norms and their weighted sum.
 
-How promise 2 (leaving out one record moves the sum by at most c (1 + 1e-6)) is kept when a model
-computes in float32: each record's contribution is a fixed vector, made of that record's float32
-activations and output gradients alone. Its norm and its part in the sum are both taken in float64
-from the very same float32 numbers, so the norm that clips is the norm of what is added:
+Promise 2 (leaving out one record changes the sum by at most c (1 + 1e-6)) holds although a model
+computes in float32: each record's contribution is a fixed vector that depends only on this record's
+float32 activations and output gradients. Its norm and its part of the sum are both computed in
+float64 from the same float32 numbers, so the norm that clips is the norm of what is added:
 
-* `Rows` holds the vectors themselves; norm and sum are float64 operations on them.
-* `Affine` and `Outer` never form the vectors sum_t g_t (x) a_t. They compute the norm from lengths
-  or Gram matrices and the sum as one matrix product, both in float64, where the product of two
-  float32 numbers is exact. A bound on the rounding of the Gram form is added to the norm, so that
-  cancellation between positions can make a norm too large (by far less than 1e-6 unless nearly
+* `Rows` stores the vectors; norm and sum are float64 operations on them.
+* `Affine` and `Outer` never compute the vectors sum_t g_t (x) a_t. They compute the norm from
+  lengths or Gram matrices and the sum as one matrix product, both in float64, where the product of
+  two float32 numbers is exact. A bound on the rounding error of the Gram form is added to the norm,
+  so cancellation between positions can make a norm too large (by far less than 1e-6 unless nearly
   everything cancels), never too small.
-* `Lookups` sums the rows of an embedding table that a record used, in float64.
+* `Lookups` adds the rows of an embedding table that a record used, in float64.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from noisewise.training.engine.cost import is_near, prefer_ghost, values_at_once
+from noisewise.training.engine.cost_model import is_near, prefer_ghost, values_at_once
 
 __all__ = [
     "Affine",
@@ -32,6 +32,7 @@ __all__ = [
     "Parts",
     "Piece",
     "Rows",
+    "Scatter",
     "Single",
     "added",
     "combined",
@@ -40,8 +41,8 @@ __all__ = [
 Parts = Sequence[Tensor]
 """The flat float64 sum as one vector for each parameter."""
 
-Place = Callable[[Tensor, Tensor], None]
-"""(values, part): add values, in the order in which they were computed, to a parameter's part."""
+Scatter = Callable[[Tensor, Tensor], None]
+"""(values, part): add values, in the order of axes of their computation, to a parameter's part."""
 
 _ROUNDING = 2.0**-52
 
@@ -51,16 +52,16 @@ class Piece(Protocol):
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """Which parameters, by number."""
+        """Numbers of the parameters."""
         ...
 
     def squared_norms(self, floor: float = 0.0) -> Tensor:
-        """[b] float64.
+        """Squared norms of the records' gradients: [b] float64.
 
         Args:
-            floor: where a gradient is a sum over positions that is never formed, this share of
-                (the sum of its terms' norms)^2 is added, so that a sum in which nearly everything
-                cancels is not scaled up with its rounding errors.
+            floor: where a gradient is a sum over positions that is never computed itself, this
+                share of (the sum of its terms' norms)^2 is added. Otherwise the rounding errors of
+                a sum in which nearly everything cancels would be scaled up.
         """
         ...
 
@@ -69,13 +70,14 @@ class Piece(Protocol):
         ...
 
     def split(self) -> list[Single]:
-        """The same as pieces of one parameter each."""
+        """The same gradients as pieces of one parameter each."""
         ...
 
     def evidence(self) -> list[Tensor]:
-        """The numbers that a record's norm and sum are computed from in float64: [b, ...] each.
+        """The tensors that norms and sums are computed from in float64: [b, ...] each.
 
-        If row i holds the same bits in two batches, so does record i's gradient (see `row_check`).
+        If row i holds the same bits in two batches, so does record i's gradient; see
+        `noisewise.training.batch_size_check`.
         """
         ...
 
@@ -84,7 +86,7 @@ class Single(Piece, Protocol):
     """The gradients of one parameter."""
 
     def rows(self) -> Tensor:
-        """The gradients themselves: [b, n] float64, in the parameter's own order."""
+        """The gradients: [b, n] float64, in the parameter's order."""
         ...
 
 
@@ -97,7 +99,7 @@ def _squared_lengths(values: Tensor) -> Tensor:
 def added(squares: Tensor) -> Tensor:
     """The sum over blocks [blocks, b] -> [b], in the same order for each of the b records.
 
-    `torch.sum` over the first axis adds the last few of the b in another order.
+    `torch.sum` over the first axis would add the blocks of the last few records in another order.
     """
     return functools.reduce(torch.add, squares.unbind(0))
 
@@ -107,16 +109,16 @@ class Rows:
 
     Args:
         index: of the parameter.
-        values: [b, n], or [blocks, b, n] if each gradient comes in blocks (and has a ``place``).
-        place: adds a sum [blocks, n] to the parameter's part; None if the order is its own.
+        values: [b, n], or [blocks, b, n] if each gradient has several blocks (with ``scatter``).
+        scatter: adds a sum [blocks, n] to the parameter's part; None if it has the same order.
     """
 
-    def __init__(self, index: int, values: Tensor, place: Place | None = None) -> None:
+    def __init__(self, index: int, values: Tensor, scatter: Scatter | None = None) -> None:
         self.indices = (index,)
         self._blocks = values if values.dim() == 3 else values.unsqueeze(0)
-        self._place = place
+        self._scatter = scatter
         if is_near(self._blocks.numel()):
-            self._blocks = self._blocks.double()  # else a part at a time
+            self._blocks = self._blocks.double()  # larger ones are converted in parts
 
     def squared_norms(self, floor: float = 0.0) -> Tensor:
         """See `Piece`."""
@@ -139,12 +141,12 @@ class Rows:
         blocks, records, size = self._blocks.shape
         part = parts[self.indices[0]]
         if self._blocks.dtype == torch.float64:
-            if self._place is None:
+            if self._scatter is None:
                 part.addmv_(self._blocks[0].t(), factors)
             else:
-                self._place(torch.matmul(factors, self._blocks), part)
+                self._scatter(torch.matmul(factors, self._blocks), part)
             return
-        if self._place is None:
+        if self._scatter is None:
             sums = part.view(blocks, size)
         else:
             sums = torch.zeros(blocks, size, dtype=part.dtype, device=part.device)
@@ -153,8 +155,8 @@ class Rows:
             for start in range(0, size, step):
                 columns = slice(start, start + step)
                 total[columns].addmv_(block[:, columns].double().t(), factors)
-        if self._place is not None:
-            self._place(sums, part)
+        if self._scatter is not None:
+            self._scatter(sums, part)
 
     def split(self) -> list[Single]:
         """See `Piece`."""
@@ -166,19 +168,19 @@ class Rows:
 
     def rows(self) -> Tensor:
         """See `Single`."""
-        if self._place is None:
+        if self._scatter is None:
             return self._blocks[0].double()
         blocks, records, size = self._blocks.shape
         in_order = torch.zeros(
             records, blocks * size, dtype=torch.float64, device=self._blocks.device
         )
         for number, row in enumerate(in_order):
-            self._place(self._blocks[:, number].double(), row)
+            self._scatter(self._blocks[:, number].double(), row)
         return in_order
 
 
 class Affine:
-    """A matrix used at one position, with its bias: the gradients g (x) a and g.
+    """Gradients of a matrix that is used at one position, and of its bias: g (x) a and g.
 
     Args:
         weight: index of the matrix.
@@ -214,29 +216,29 @@ class Affine:
 
 
 class Outer:
-    """A matrix used at T positions: the gradients sum_t g_t (x) a_t.
+    """Gradients of a matrix that is used at T positions: sum_t g_t (x) a_t.
 
     Args:
         index: of the matrix.
-        a: [b, groups, T, k] what each position sees.
-        g: [b, groups, T, m] the gradient there.
-        place: adds a sum [groups, m, k] to the parameter's part; None if the order is its own.
+        a: [b, groups, T, k] the input at each position.
+        g: [b, groups, T, m] the gradient at each position.
+        scatter: adds a sum [groups, m, k] to the parameter's part; None if it has the same order.
     """
 
-    def __init__(self, index: int, a: Tensor, g: Tensor, place: Place | None = None) -> None:
+    def __init__(self, index: int, a: Tensor, g: Tensor, scatter: Scatter | None = None) -> None:
         self.indices = (index,)
-        self._a, self._g, self._place = a, g, place
+        self._a, self._g, self._scatter = a, g, scatter
         self._ghost = prefer_ghost(a.shape[0], a.shape[2], a.shape[3], g.shape[3])
         self._rows: Rows | None = None
 
     def joined(self, others: Sequence[Outer]) -> Outer | None:
-        """The sum over several uses of a matrix: their positions side by side."""
-        every = [self, *others]
-        if any(piece._place is not None for piece in every):
+        """The sum over several uses of a matrix, as one use at all their positions."""
+        uses = [self, *others]
+        if any(use._scatter is not None for use in uses):
             return None
-        double = any(torch.float64 in (p._a.dtype, p._g.dtype) for p in every)
+        double = any(torch.float64 in (use._a.dtype, use._g.dtype) for use in uses)
         dtype = torch.float64 if double else self._a.dtype
-        a, g = [p._a.to(dtype) for p in every], [p._g.to(dtype) for p in every]
+        a, g = [use._a.to(dtype) for use in uses], [use._g.to(dtype) for use in uses]
         return Outer(self.indices[0], torch.cat(a, dim=2), torch.cat(g, dim=2))
 
     def squared_norms(self, floor: float = 0.0) -> Tensor:
@@ -258,12 +260,12 @@ class Outer:
         left = g.permute(1, 3, 0, 2).reshape(groups, m, -1)
         right = a.transpose(0, 1).reshape(groups, -1, k)
         part = parts[self.indices[0]]
-        if self._place is None and groups == 1:
+        if self._scatter is None and groups == 1:
             part.view(m, k).addmm_(left[0], right[0])
-        elif self._place is None:
+        elif self._scatter is None:
             part.view(groups, m, k).add_(torch.bmm(left, right))
         else:
-            self._place(torch.bmm(left, right), part)
+            self._scatter(torch.bmm(left, right), part)
 
     def split(self) -> list[Single]:
         """See `Piece`."""
@@ -281,7 +283,7 @@ class Outer:
         if self._rows is None:
             a, g = self._a.flatten(0, 1), self._g.flatten(0, 1).to(self._a.dtype)
             values = torch.bmm(g.transpose(1, 2), a).view(len(self._a), -1)
-            self._rows = Rows(self.indices[0], values, self._place)
+            self._rows = Rows(self.indices[0], values, self._scatter)
         return self._rows
 
 
@@ -302,24 +304,24 @@ def _gram_norms(a: Tensor, g: Tensor, floor: float) -> Tensor:
 
 
 class Lookups:
-    """An embedding table: each record touches a few rows.
+    """Gradients of an embedding table, of which each record uses a few rows.
 
     Args:
         index: of the table.
-        tokens: [b, T] which row each position read.
-        g: [b, T, d] the gradient there, 0 where the table gets none (padding).
+        tokens: [b, T] the row that each position uses.
+        g: [b, T, d] the gradient at each position, 0 for padding.
         size: number of rows of the table.
     """
 
     def __init__(self, index: int, tokens: Tensor, g: Tensor, size: int) -> None:
         self.indices = (index,)
         self._shape = (len(tokens), size, g.shape[2])
-        self._seen = [tokens, g]
+        self._evidence = [tokens, g]
         records = torch.arange(len(tokens), device=tokens.device)[:, None]
-        touched, position = torch.unique(records * size + tokens, return_inverse=True)
-        self._record, self._token = touched // size, touched % size
+        used, position = torch.unique(records * size + tokens, return_inverse=True)
+        self._record, self._token = used // size, used % size
         self._values = torch.zeros(
-            len(touched), g.shape[2], dtype=torch.float64, device=g.device
+            len(used), g.shape[2], dtype=torch.float64, device=g.device
         ).index_add_(0, position.flatten(), g.double().flatten(0, 1))
 
     def squared_norms(self, floor: float = 0.0) -> Tensor:
@@ -338,7 +340,7 @@ class Lookups:
 
     def evidence(self) -> list[Tensor]:
         """See `Piece`."""
-        return self._seen
+        return self._evidence
 
     def rows(self) -> Tensor:
         """See `Single`."""
@@ -348,9 +350,9 @@ class Lookups:
 
 
 def combined(pieces: list[Piece]) -> list[Piece]:
-    """The same gradients with one piece for each parameter, whoever used it and how often.
+    """The same gradients with one piece for each parameter, however often it is used.
 
-    A parameter's gradient is the sum over its uses, and the norm of a sum is not to be had from
+    A parameter's gradient is the sum over its uses, and the norm of a sum cannot be computed from
     the norms of its parts.
     """
     indices = [index for piece in pieces for index in piece.indices]

@@ -1,0 +1,114 @@
+"""`noisewise plan`, `methods` and `population`: commands that train nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from noisewise.cli.common import AsJson, Config, Set, app, overrides, say, warn
+
+
+@app.command("plan")
+def plan_command(
+    epsilon: Annotated[float, typer.Option(help="Epsilon of the client's budget.")],
+    examples: Annotated[int, typer.Option(help="N, the client's number of training records.")],
+    batch_size: Annotated[int, typer.Option(help="b, the expected batch size.")],
+    rounds: Annotated[int, typer.Option(help="Number of rounds that share the budget.")],
+    delta: Annotated[float, typer.Option(help="Delta of the budget.")] = 1e-4,
+    local_epochs: Annotated[int, typer.Option(help="Passes over the data in a round.")] = 1,
+    clip: Annotated[float, typer.Option(help="Clipping norm c.")] = 3.0,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate, for sigma^2 only.")] = 0.01,
+    parameters: Annotated[int, typer.Option(help="Model size p, for sigma^2 only.")] = 28938,
+    accountant: Annotated[str, typer.Option(help="One of pld, rdp, moments.")] = "pld",
+    as_json: AsJson = False,
+) -> None:
+    """Compute how much noise a client needs for its budget.
+
+    Example:
+      noisewise plan --epsilon 0.5 --delta 1e-4 --examples 2400 --batch-size 32 --rounds 200
+    """
+    from noisewise.aggregation.noise_floor import plan_noise
+    from noisewise.data.specs import ClientSpec
+    from noisewise.privacy.budget import PrivacyBudget, budget_warnings
+    from noisewise.privacy.plan import make_plan
+    from noisewise.privacy.spending import epsilon_spent
+
+    spec = ClientSpec("this-site", examples, batch_size, epsilon, delta, local_epochs)
+    plan = make_plan(spec, rounds=rounds, clip_norm=clip, accountant=accountant)
+    answer = {
+        "noise_multiplier": plan.noise_multiplier,
+        "sample_rate": plan.sample_rate,
+        "steps_per_round": plan.steps_per_round,
+        "epsilon": epsilon_spent(plan, rounds),
+        "delta": delta,
+        "rounds": rounds,
+        "accountant": accountant,
+        "update_noise_variance": plan_noise(plan, parameters, learning_rate),
+    }
+    warn(budget_warnings(PrivacyBudget(epsilon, delta), examples))
+    if as_json:
+        say(json.dumps(answer))
+        return
+    say(f"noise multiplier z   {plan.noise_multiplier:.6g}")
+    say(f"sample rate q        {plan.sample_rate:.6g}")
+    say(f"steps per round      {plan.steps_per_round}")
+    say(
+        f"epsilon reached      {answer['epsilon']:.6g} of {epsilon:g} at delta {delta:g} "
+        f"after {rounds} rounds ({accountant})"
+    )
+    say(
+        f"sigma^2 of an update {answer['update_noise_variance']:.6g} "
+        f"(p = {parameters}, learning rate {learning_rate:g}, clip {clip:g})"
+    )
+
+
+@app.command("methods")
+def methods_command(as_json: AsJson = False) -> None:
+    """List the methods and what the server needs to know about the clients."""
+    from noisewise.aggregation.methods import METHODS, make_method
+
+    methods = [make_method(name) for name in METHODS]
+    needs = {m.name: sorted(need.value for need in m.needs) for m in methods}
+    if as_json:
+        rows = [
+            {"method": m.name, "needs": needs[m.name], "private": m.private, "summary": m.summary}
+            for m in methods
+        ]
+        say(json.dumps(rows))
+        return
+    say(f"{'method':<12} {'the server is told':<20} what it does")
+    for method in methods:
+        disclosed = ", ".join(needs[method.name]) or "nothing"
+        say(f"{method.name:<12} {disclosed:<20} {method.summary}")
+
+
+@app.command("population")
+def population_command(
+    config: Config,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for the figure.")
+    ] = None,
+    settings: Set = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a config's clients: budgets, batches, the noise they need and the oracle's weights.
+
+    Example:
+      noisewise population configs/demo.toml --output runs/demo
+    """
+    from noisewise.experiments.config import load_config
+    from noisewise.experiments.prepare import describe_population
+    from noisewise.report.population_report import population_figure, population_text, save_figure
+    from noisewise.storage import to_json
+
+    rows = describe_population(load_config(config, overrides(settings)))
+    if as_json:
+        say(to_json([vars(row) for row in rows]))
+    else:
+        say(population_text(rows))
+    if output is not None:
+        png, *_ = save_figure(population_figure(rows), output, "population")
+        say(f"\nfigure: {png}", err=as_json)

@@ -1,0 +1,295 @@
+"""`prepare`: from a config, a method and a seed to one `Prepared` run, with every check."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from noisewise.aggregation.auto_steps import AUTO, AutoSteps, auto_local_rate
+from noisewise.aggregation.guard import Guard
+from noisewise.aggregation.methods import Method, make_method, plan_clients
+from noisewise.aggregation.noise_floor import noise_floor
+from noisewise.aggregation.weights import inverse_variance_weights
+from noisewise.checks import non_negative_int
+from noisewise.data.specs import ClientSpec
+from noisewise.errors import InvalidValueError
+from noisewise.experiments.config import ConfigSource, ExperimentConfig, MethodConfig, as_config
+from noisewise.experiments.population import make_population, training_dataset
+from noisewise.experiments.tracking import check_tracking
+from noisewise.federation.attacks import Attack
+from noisewise.federation.clients import Client, to_tensors
+from noisewise.federation.prepared import Prepared
+from noisewise.federation.settings import TrainingSettings
+from noisewise.plugins import load_object
+from noisewise.privacy.plan import LocalPlan, make_plan
+from noisewise.report.population_report import ClientRow
+from noisewise.training.models import make_model
+from noisewise.training.parameters import ParameterLayout, check_model
+
+__all__ = [
+    "SeedSetup", "describe_population", "find_method", "prepare", "prepare_seed", "under_policy",
+]  # fmt: skip
+
+TensorFunction = Callable[..., Tensor]
+
+
+def prepare(
+    config: ConfigSource,
+    method: str | MethodConfig | None = None,
+    seed: int | None = None,
+    *,
+    setup: SeedSetup | None = None,
+) -> Prepared:
+    """Read the records, make clients, model and plans, and check everything. Nothing is trained.
+
+    Args:
+        config: a config, its content as a mapping, or the path of a TOML file.
+        method: a name (with the options that the config's ``compare.methods`` gives it, if any) or
+            a `MethodConfig`; by default the config's ``method``.
+        seed: by default the config's.
+        setup: from `prepare_seed`, to share the records with other runs under this seed.
+
+    Returns:
+        Everything that decides the result of the run, for `noisewise.simulate`.
+
+    Raises:
+        InvalidValueError: names the first invalid field, its value and what is allowed.
+        NoisewiseError: a budget that no accountant can keep, a missing library or dataset.
+    """
+    config = as_config(config)
+    wanted = find_method(config, method)
+    setup = prepare_seed(config, config.seed if seed is None else seed, setup)
+    made = replace(make_method(wanted.name, wanted.options), name=wanted.label)
+    plans, model = _make_plans(config, setup.clients, made), setup.new_model()
+    size = ParameterLayout.of(model).size
+    rate = config.training.learning_rate if wanted.learning_rate is None else wanted.learning_rate
+    if rate == AUTO:
+        _check_unit_features(config)
+        made, rate = replace(made, auto=AutoSteps(config.training.rounds)), auto_local_rate(plans)
+    settings = replace(setup.settings, learning_rate=rate)
+    guarded, floor = under_policy(config, made, plans, size, settings.learning_rate)
+    return Prepared(
+        setup.clients,
+        plans,
+        guarded,
+        model,
+        settings,
+        seed=setup.seed,
+        loss=setup.loss,
+        metric=setup.metric,
+        reference_plans=_make_plans(config, setup.clients, make_method("DPFedAvg")),
+        attacks=[Attack(a.kind, tuple(a.clients), a.strength) for a in config.attacks],
+        noise_floor=floor,
+    )
+
+
+def find_method(config: ExperimentConfig, method: str | MethodConfig | None = None) -> MethodConfig:
+    """The settings of a method; see `prepare` for the arguments."""
+    if method is None:
+        return config.method
+    if isinstance(method, MethodConfig):
+        return method
+    listed = config.compare.methods or ()
+    described = (MethodConfig(name=m) if isinstance(m, str) else m for m in listed)
+    return next((m for m in described if m.name == method), MethodConfig(name=method))
+
+
+@dataclass(frozen=True)
+class SeedSetup:
+    """What all methods under one seed of a config share, checked.
+
+    Attributes:
+        config: the experiment.
+        seed: of the split and of the initial model.
+        clients: settings and records.
+        new_model: makes a model with the initial parameters of the seed.
+        settings: rounds and the like; `prepare` sets the learning rate.
+        loss: mean loss of a batch.
+        metric: score of each record.
+    """
+
+    config: ExperimentConfig
+    seed: int
+    clients: tuple[Client, ...]
+    new_model: Callable[[], nn.Module]
+    settings: TrainingSettings
+    loss: TensorFunction
+    metric: TensorFunction
+
+
+def prepare_seed(config: ExperimentConfig, seed: int, last: SeedSetup | None = None) -> SeedSetup:
+    """Read and split the records, make clients and model, and check all parts but the methods.
+
+    Args:
+        config: the experiment.
+        seed: of the split and of the initial model.
+        last: an earlier setup. It is returned if it is the one asked for; its records are reused if
+            they are the same.
+
+    Raises:
+        InvalidValueError: names the invalid field.
+        MissingExtraError: the config's trackers need a library that is not installed.
+        UnsupportedModelError: a layer of the model mixes records.
+    """
+    if last is not None and last.seed == seed and last.config == config:
+        return last
+    non_negative_int("seed", seed)
+    check_tracking(config)
+    records = None
+    if last is not None and last.seed == seed and _same_records(last.config, config):
+        records = [client.data for client in last.clients]
+    clients = make_population(config, seed, records)
+    dataset, model, training = training_dataset(config), config.model, config.training
+    shape, n_classes = dataset.train.inputs.shape[1:], dataset.n_classes
+    names = [each.name for each in fields(TrainingSettings) if each.name != "learning_rate"]
+    setup = SeedSetup(
+        config,
+        seed,
+        clients,
+        functools.partial(make_model, model.name, shape, n_classes, seed, **model.options),
+        # `prepare` sets the learning rate, which a method may override.
+        TrainingSettings(learning_rate=1.0, **{name: getattr(training, name) for name in names}),
+        _load_function(training.loss, "training.loss"),
+        _load_function(training.metric, "training.metric"),
+    )
+    _check_own_parts(setup)
+    return setup
+
+
+def _check_unit_features(config: ExperimentConfig) -> None:
+    """Raise if the records do not have the norm 1, which `AutoSteps` is made for."""
+    if config.features is None or config.features.normalise != "unit":
+        allowed = 'requires a [features] table with normalise = "unit"; give a number instead'
+        raise InvalidValueError("learning_rate", AUTO, allowed)
+
+
+def _same_records(one: ExperimentConfig, other: ExperimentConfig) -> bool:
+    return all(
+        getattr(one, table) == getattr(other, table) for table in ("data", "columns", "features")
+    )
+
+
+def _load_function(spec: str, field: str) -> TensorFunction:
+    function = load_object(spec, field)
+    if not callable(function):
+        raise InvalidValueError(field, spec, "must be a function")
+    return cast(TensorFunction, function)
+
+
+def _make_plans(
+    config: ExperimentConfig, clients: Sequence[Client], method: Method
+) -> tuple[LocalPlan, ...]:
+    """The local plans of the clients under a method."""
+    planned = config.population.planned_rounds
+    return plan_clients(
+        [client.spec for client in clients],
+        method,
+        rounds=config.training.rounds if planned is None else planned,
+        clip_norm=config.training.clip_norm,
+        accountant=config.training.accountant,
+    )
+
+
+def under_policy(
+    config: ExperimentConfig, method: Method, plans: Sequence[LocalPlan], size: int, rate: float
+) -> tuple[Method, float | None]:
+    """Apply the config's policy to a method: set the server's steps and add the guard.
+
+    Args:
+        config: its policy.
+        method: one whose weights do not depend on noise gets no guard.
+        plans: of the clients, which are the permitted ones unless the policy lists others.
+        size: p, the number of parameters.
+        rate: learning rate.
+
+    Returns:
+        The method, and the policy's noise floor F; None for a method without privacy.
+    """
+    policy, training = config.policy, config.training
+    if not method.private:
+        return method.with_server_steps(plans), None
+    permitted = plans
+    if policy.permitted is not None:
+        permitted = [
+            make_plan(
+                ClientSpec(f"permitted-{i}", p.n_examples, p.batch_size, p.epsilon, p.delta,
+                           p.local_epochs),
+                rounds=training.rounds, clip_norm=training.clip_norm,
+                accountant=training.accountant,
+            )
+            for i, p in enumerate(policy.permitted)
+        ]  # fmt: skip
+    method = method.with_server_steps(permitted)
+    floor = noise_floor(permitted, size, rate, normalised=method.normalise)
+    if policy.tolerated_attackers and method.can_be_guarded:
+        Guard(floor, policy.tolerated_attackers).check(len(plans))
+        method = method.guarded(floor, policy.tolerated_attackers)
+    return method, floor
+
+
+def _check_own_parts(setup: SeedSetup) -> None:
+    """Check the model; call model, loss and metric with two records, if one is the user's own.
+
+    Raises:
+        InvalidValueError: names the part that fails or returns another shape.
+        UnsupportedModelError: a layer of the model mixes records.
+    """
+    config, model = setup.config, setup.new_model()
+    check_model(model)
+    names = {
+        "model.name": config.model.name,
+        "training.loss": config.training.loss,
+        "training.metric": config.training.metric,
+    }
+    if not any(map(_is_own, names.values())):
+        return
+    examples = setup.clients[0].data.train
+    batch = to_tensors(examples.take(np.arange(min(2, len(examples)))))
+    inputs, targets = batch.inputs, batch.targets
+
+    def call(field: str, part: Callable[..., Any], task: str, *arguments: Any) -> Any:
+        try:
+            return part(*arguments)
+        except Exception as error:
+            raise InvalidValueError(field, names[field], f"must take {task} ({error})") from error
+
+    model.eval()
+    with torch.no_grad():
+        outputs = call("model.name", model, f"inputs of {tuple(inputs.shape)}", inputs)
+        for field, part, count, shape in (
+            ("training.loss", setup.loss, "", ()),
+            ("training.metric", setup.metric, " for each record", (len(batch),)),
+        ):
+            task = f"the model's outputs and targets, and return one number{count}"
+            answer = call(field, part, task, outputs, targets)
+            if not isinstance(answer, Tensor) or tuple(answer.shape) != shape:
+                made = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+                allowed = f"must take {task}: shape {shape}, not {made}"
+                raise InvalidValueError(field, names[field], allowed)
+
+
+def _is_own(name: str) -> bool:
+    return ":" in name and not name.startswith(("torch.", "noisewise."))
+
+
+def describe_population(config: ConfigSource) -> tuple[ClientRow, ...]:
+    """Each client's settings, with the noise that its budget requires and the oracle's weight."""
+    config = as_config(config)
+    oracle = MethodConfig(name="Oracle", learning_rate=config.method.learning_rate)
+    prepared = prepare(config, oracle)
+    noise = prepared.true_noise
+    weights = inverse_variance_weights(noise).tolist()
+    columns = zip(prepared.clients, prepared.plans, noise.tolist(), weights, strict=True)
+    return tuple(
+        ClientRow(
+            client.spec.id, client.spec.n_examples, client.spec.batch_size, client.spec.epsilon,
+            plan.steps_per_round, plan.noise_multiplier, variance, weight,
+        )
+        for client, plan, variance, weight in columns
+    )  # fmt: skip

@@ -1,0 +1,132 @@
+"""The server's part of a round, the same for the simulator and for Flower.
+
+The same updates give the same model, bit for bit, wherever they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from noisewise.aggregation.base import Aggregation, Disclosure, ServerView
+from noisewise.aggregation.methods import Method
+from noisewise.aggregation.screening import Screened
+from noisewise.errors import InvalidValueError, NoHonestUpdateError, UpdateError
+from noisewise.federation.checkpoint import Snapshot
+from noisewise.federation.results import RoundRecord
+from noisewise.noise.reseeding import reseeded
+
+__all__ = ["Disclose", "ServerStep", "server_step", "unchanged", "with_unforeseen_samples"]
+
+Disclose = Callable[[tuple[str, ...]], Mapping[Disclosure, NDArray[np.float64]]]
+"""(ids of the columns) -> what the server knows about them besides their updates."""
+
+
+@dataclass(frozen=True)
+class ServerStep:
+    """The result of one round at the server.
+
+    Attributes:
+        snapshot: the state after the round.
+        dropped: why updates of other clients were not used.
+        ids: clients whose updates were aggregated, in the order of the columns.
+        answer: the aggregator's result; None if the round left the model as it was.
+    """
+
+    snapshot: Snapshot
+    dropped: Mapping[str, str]
+    ids: tuple[str, ...] = ()
+    answer: Aggregation | None = None
+
+    def record(self) -> RoundRecord:
+        """The record of the round, with what a server learns from the updates only."""
+        answer, estimate = self.answer, self.answer.noise if self.answer else None
+        estimated = [client for client in self.ids if client not in self.dropped]
+        return RoundRecord(
+            round=self.snapshot.round,
+            weights=_by_client(self.ids, answer.weights) if answer else {},
+            dropped=dict(self.dropped),
+            noise_estimate=_by_client(estimated, estimate.variance) if estimate else None,
+            noise_converged=bool(estimate.converged) if estimate else None,
+        )
+
+
+def server_step(
+    method: Method, snapshot: Snapshot, screened: Screened, disclose: Disclose
+) -> ServerStep:
+    """Aggregate a round's updates and change the model.
+
+    Args:
+        method: with its server steps, see `Method.with_server_steps`.
+        snapshot: the state before the round; the clients' rounds are counted already.
+        screened: the updates that can be aggregated, and why others were dropped.
+        disclose: what the aggregator declares that it needs.
+    """
+    number, ids = snapshot.round + 1, screened.updates.ids
+    try:
+        given: object = method.aggregator.aggregate(
+            ServerView(screened.updates, number, disclose(ids)), snapshot.state
+        )
+    except NoHonestUpdateError as error:
+        return unchanged(snapshot, {**dict.fromkeys(ids, str(error)), **screened.dropped})
+    if not isinstance(given, Aggregation):  # users write aggregators too
+        kind = type(given).__name__
+        raise UpdateError(f"{method.name}: aggregate() must return an Aggregation, not {kind}")
+    delta, auto = given.delta.to(snapshot.theta), method.auto
+    theta = snapshot.theta + (method.server_rate * delta if auto is None else auto.scaled(delta))
+    average = _average(snapshot, theta, _newest_share(method, number))
+    after = Snapshot(number, theta, given.state, snapshot.rounds_done, average)
+    return ServerStep(after, {**screened.dropped, **given.refused}, ids, given)
+
+
+def unchanged(snapshot: Snapshot, dropped: Mapping[str, str]) -> ServerStep:
+    """A round that leaves the model as it was.
+
+    Args:
+        snapshot: the state before the round.
+        dropped: why each update was not used.
+    """
+    return ServerStep(replace(snapshot, round=snapshot.round + 1), dropped)
+
+
+def _by_client(ids: Sequence[str], values: NDArray[np.float64]) -> dict[str, float]:
+    return {client: float(value) for client, value in zip(ids, values, strict=True)}
+
+
+def _newest_share(method: Method, number: int) -> float | None:
+    """The weight of the model after a round in the released average; None without an average.
+
+    With ``average_rounds``, it is 1/t in round t until it reaches 1/average_rounds, so that the
+    initial model has no lasting weight.
+    """
+    if method.auto is not None:
+        return method.auto.newest_share(number)
+    return 1 / min(method.average_rounds, number) if method.average_rounds else None
+
+
+def _average(snapshot: Snapshot, theta: Tensor, share: float | None) -> Tensor | None:
+    """The average with the newest model, in float64."""
+    if share is None:
+        return None
+    before = snapshot.theta if snapshot.average is None else snapshot.average
+    return (before.double() + share * (theta.double() - before.double())).to(theta)
+
+
+def with_unforeseen_samples(method: Method) -> Method:
+    """The method with unpredictable samples: no client can foresee which coordinates are read.
+
+    Raises:
+        InvalidValueError: if the aggregator or its estimator neither can be reseeded nor declares
+            that it reads all coordinates (see `noisewise.noise.reseeding`), or if the aggregator
+            loses its guard when it is reseeded.
+    """
+    deployed = replace(method, aggregator=reseeded(method.aggregator, None, "method"))
+    if deployed.guard != method.guard:
+        kind = type(method.aggregator).__name__
+        allowed = f"{kind}.reseeded(seed) must return a copy with the same `guard`"
+        raise InvalidValueError("method", method.name, allowed)
+    return deployed

@@ -1,0 +1,106 @@
+"""A site's side of the wire: plain requests from Flower's messages, Flower's records from answers.
+
+Which records and keys a message holds is checked here, against the list of what is allowed. Their
+values are checked by `noisewise.site.instruction`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from noisewise.errors import InvalidValueError
+from noisewise.flower.arrays import DecodedArrays, array_record
+from noisewise.flower.wire import (
+    ARRAYS,
+    CONFIG,
+    DECLARATION,
+    DELTA,
+    LEARNING_RATE,
+    METRICS,
+    NOISED_ACCURACY,
+    ROUND,
+)
+from noisewise.privacy.declaration import Declaration
+from noisewise.site.instruction import Instruction, Question
+
+__all__ = [
+    "accuracy_content",
+    "asked_round",
+    "check_empty",
+    "declaration_content",
+    "read_instruction",
+    "read_question",
+    "update_content",
+]
+
+
+def read_instruction(content: RecordDict) -> Instruction:
+    """The instruction of a message to train.
+
+    Raises:
+        InvalidValueError: a record or key is missing or not allowed.
+    """
+    config = _config(content, (LEARNING_RATE, ROUND))
+    parameters = DecodedArrays(content.array_records[ARRAYS])
+    return Instruction(config[ROUND], config[LEARNING_RATE], parameters)
+
+
+def read_question(content: RecordDict) -> Question:
+    """The question of a message to evaluate; see `read_instruction`."""
+    config = _config(content, (ROUND,))
+    return Question(config[ROUND], DecodedArrays(content.array_records[ARRAYS]))
+
+
+def check_empty(content: RecordDict) -> None:
+    """Check a question for the declaration.
+
+    Raises:
+        InvalidValueError: it holds a record.
+    """
+    if len(content):
+        names = [str(name)[:20] for name in list(content)[:5]]
+        raise InvalidValueError("records", names, "must be none: the question has no content")
+
+
+def asked_round(message: Message) -> object:
+    """The round that a message names, for a site's notes; None if it names none."""
+    try:
+        return message.content.config_records[CONFIG][ROUND]
+    except Exception:  # whatever the server sent
+        return None
+
+
+def update_content(update: Mapping[str, NDArray[np.float32]]) -> RecordDict:
+    """The content of a reply with a noised update."""
+    return RecordDict({DELTA: array_record(update)})
+
+
+def accuracy_content(accuracy: float) -> RecordDict:
+    """The content of a reply with a noised accuracy."""
+    return RecordDict({METRICS: MetricRecord({NOISED_ACCURACY: accuracy})})
+
+
+def declaration_content(declared: Declaration) -> RecordDict:
+    """The content of a reply with a declaration."""
+    return RecordDict({DECLARATION: ConfigRecord(asdict(declared))})
+
+
+def _config(content: RecordDict, allowed: tuple[str, ...]) -> ConfigRecord:
+    """The config record of a message that holds exactly these keys, and arrays beside it."""
+    names = sorted(str(name)[:20] for name in content)
+    if names != [ARRAYS, CONFIG] or [*content.array_records] != [ARRAYS]:
+        words = f"must be {ARRAYS} and {CONFIG}, nothing else"
+        raise InvalidValueError("records", names[:5], words)
+    if [*content.config_records] != [CONFIG]:
+        raise InvalidValueError(CONFIG, "other", "must be a config record")
+    config = content.config_records[CONFIG]
+    keys = tuple(sorted(str(key) for key in config))
+    if keys != allowed:
+        words = f"must hold {' and '.join(allowed)} only"
+        raise InvalidValueError(CONFIG, [key[:20] for key in keys[:5]], words)
+    return config

@@ -1,0 +1,110 @@
+"""Table and figure of attacks: the weight of the attackers and the loss of accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+__all__ = ["AttackRow", "attack_figure", "attack_text"]
+
+
+@dataclass(frozen=True)
+class AttackRow:
+    """One method under one attack.
+
+    Attributes:
+        method: label of the method.
+        attack: name of the attack, or ``no attack``.
+        attackers: number of attackers.
+        weight: total weight of all attackers, mean over rounds.
+        accuracy: accuracy of the last round, mean over clients.
+        without_attack: accuracy of the same method without an attack.
+        breaks_policy: whether an honest client could never send such an update.
+        diverged: whether the model became NaN or infinite.
+        honest_refused: number of updates of honest clients that were dropped, over all rounds.
+    """
+
+    method: str
+    attack: str
+    attackers: int
+    weight: float
+    accuracy: float
+    without_attack: float
+    breaks_policy: bool
+    diverged: bool
+    honest_refused: int = 0
+
+    @property
+    def loss(self) -> float:
+        """Accuracy lost by the attack."""
+        return self.without_attack - self.accuracy
+
+
+def attack_text(rows: Sequence[AttackRow]) -> str:
+    """Return a table with one line for each attack and method."""
+    width = max([20, *(len(row.method) for row in rows)])
+    lines = [f"{'attack':<20} {'method':<{width}} {'weight':>8} {'accuracy':>9} {'cost':>7}"]
+    for row in rows:
+        weight = "" if row.attackers == 0 else f"{row.weight:.3f}"
+        cost = "" if row.attackers == 0 else f"{100 * row.loss:+.1f}"
+        note = "  diverged" if row.diverged else ""
+        lines.append(
+            f"{row.attack:<20} {row.method:<{width}} {weight:>8} {100 * row.accuracy:>7.1f} % "
+            f"{cost:>6}{note}"
+        )
+    return "\n".join(lines)
+
+
+def attack_figure(rows: Sequence[AttackRow]) -> Figure:
+    """Return two grids, method by attack: weight of the attackers, and accuracy."""
+    attacks = list(dict.fromkeys(row.attack for row in rows))
+    methods = list(dict.fromkeys(row.method for row in rows))
+    cell = {(row.method, row.attack): row for row in rows}
+    height = 1.6 + 0.42 * len(methods)
+    width = 3.4 + 0.08 * max([0, *(len(method) - 20 for method in methods)]) + 1.15 * len(attacks)
+    figure = Figure(figsize=(width, 2 * height), layout="constrained")
+    FigureCanvasAgg(figure)
+    upper, lower = figure.subplots(2, 1)
+    shown = attacks[1:] if attacks and attacks[0] == "no attack" else attacks
+    _grid(
+        upper, methods, shown, "viridis", (0.0, 1.0), "Weight of the attackers (mean over rounds)",
+        lambda m, a: cell[m, a].weight if (m, a) in cell else np.nan, "{:.2f}",
+    )  # fmt: skip
+    _grid(
+        lower, methods, attacks, "cividis_r", (0.0, 100.0), "Accuracy under attack [%]",
+        lambda m, a: 100 * cell[m, a].accuracy if (m, a) in cell else np.nan, "{:.1f}",
+    )  # fmt: skip
+    return figure
+
+
+def _grid(
+    axes: Axes,
+    methods: Sequence[str],
+    attacks: Sequence[str],
+    colours: str,
+    limits: tuple[float, float],
+    title: str,
+    value: Callable[[str, str], float],
+    pattern: str,
+) -> None:
+    values = np.array([[value(m, a) for a in attacks] for m in methods], dtype=np.float64)
+    image = axes.imshow(values, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto")
+    for i in range(len(methods)):
+        for j in range(len(attacks)):
+            if np.isfinite(values[i, j]):
+                red, green, blue, _ = image.cmap(image.norm(values[i, j]))
+                dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
+                axes.text(
+                    j, i, pattern.format(values[i, j]), ha="center", va="center", fontsize=9,
+                    color="white" if dark else "black",
+                )  # fmt: skip
+    axes.set_xticks(range(len(attacks)), [a.replace("_", " ") for a in attacks], rotation=20)
+    axes.set_yticks(range(len(methods)), methods)
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)

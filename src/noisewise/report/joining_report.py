@@ -1,0 +1,313 @@
+"""Does joining pay? Each client's accuracy alone and with the common model."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from noisewise.federation.results import RunResult
+from noisewise.report.chart import (
+    GRID,
+    INK,
+    MUTED,
+    Chart,
+    Table,
+    add_tips,
+    method_styles,
+    new_axes,
+)
+from noisewise.report.tables import by_method
+
+__all__ = ["ClientGain", "Joining", "does_joining_pay", "joining_chart"]
+
+_MOST_NAMES = 24
+_EXTREMES = 4
+_NAME_SIZE = 8.5
+# Where a name can be: offset of its corner from the point, and the share of its width on the left.
+_PLACES = (
+    (3, 2, 0), (-3, 2, 1), (3, -10, 0), (-3, -10, 1), (5, -4, 0), (-5, -4, 1), (0, 4, 0.5),
+    (0, -11, 0.5), (0, 12, 0.5), (0, -19, 0.5), (9, 9, 0), (-9, 9, 1), (9, -16, 0), (-9, -16, 1),
+)  # fmt: skip
+_Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class ClientGain:
+    """One client's accuracy alone and with the common model, in percent, mean over seeds.
+
+    Attributes:
+        client: its id.
+        n_examples: number of its training records.
+        epsilon: of its budget.
+        alone: accuracy of its own model.
+        common: accuracy of the common model on the same held-out records.
+        alone_error: standard error over seeds; NaN for one seed.
+        common_error: the same of the common model.
+        gain_error: standard error of the paired differences.
+    """
+
+    client: str
+    n_examples: int
+    epsilon: float
+    alone: float
+    common: float
+    alone_error: float = math.nan
+    common_error: float = math.nan
+    gain_error: float = math.nan
+
+    @property
+    def gain(self) -> float:
+        """``common - alone``, in percentage points."""
+        return self.common - self.alone
+
+
+@dataclass(frozen=True)
+class Joining:
+    """Which clients gain from a common model.
+
+    Attributes:
+        method: the method of the common model: the most accurate one that is told nothing, or else
+            the most accurate private one.
+        alone: the label of the method whose clients train alone.
+        clients: sorted by gain, the largest first.
+        methods: the gains under every private method that both were run with.
+        seeds: number of seeds that were run with both.
+    """
+
+    method: str
+    alone: str
+    clients: tuple[ClientGain, ...]
+    methods: Mapping[str, tuple[ClientGain, ...]]
+    seeds: int
+
+    @property
+    def sentence(self) -> str:
+        """How many clients gain, in one sentence."""
+        n_gains, total = sum(c.gain > 0 for c in self.clients), len(self.clients)
+        clearly = sum(c.gain > 2 * c.gain_error for c in self.clients)
+        certain = f" ({clearly} by more than two standard errors)" if self.seeds > 1 else ""
+        mean = float(np.mean([c.gain for c in self.clients]))
+        return (
+            f"{n_gains} of {total} clients gain: their accuracy is higher with the common model of "
+            f"{self.method} than with a model that they train alone{certain}. The mean gain "
+            f"over all clients is {mean:+.1f} percentage points."
+        )
+
+    @property
+    def table(self) -> Table:
+        """One row for each client, the largest gain first."""
+        headings = ("client", "records", "epsilon", "alone [%]", "common [%]", "gain [points]")
+        rows = tuple(
+            (
+                c.client,
+                f"{c.n_examples:,}",
+                f"{c.epsilon:.4g}",
+                f"{c.alone:.1f}",
+                f"{c.common:.1f}",
+                _with_error(f"{c.gain:+.1f}", c.gain_error),
+            )
+            for c in self.clients
+        )
+        return Table(headings, rows)
+
+    @property
+    def method_table(self) -> Table:
+        """One row for each private method."""
+        rows = []
+        for method, clients in self.methods.items():
+            gains = [c.gain for c in clients]
+            n_gains = sum(gain > 0 for gain in gains)
+            cells = (float(np.mean(gains)), min(gains), max(gains))
+            rows.append((method, f"{n_gains} of {len(gains)}", *(f"{v:+.1f}" for v in cells)))
+        headings = (
+            "method", "clients that gain", "mean gain [points]", "smallest gain", "largest gain",
+        )  # fmt: skip
+        return Table(headings, tuple(rows))
+
+
+def does_joining_pay(results: Sequence[RunResult]) -> Joining | None:
+    """Compare every client alone with the common model.
+
+    Args:
+        results: runs of one or more methods and seeds.
+
+    Returns:
+        The comparison; None without a run in which the clients train alone, or without a private
+        common model for one of its seeds.
+    """
+    grouped = by_method([run for run in results if run.last_evaluated is not None])
+    baselines = {m: runs for m, runs in grouped.items() if not runs[0].shares_model}
+    common = {
+        method: runs
+        for method, runs in grouped.items()
+        if not runs[0].is_reference and not runs[0].deployed
+    }
+    if not baselines:
+        return None
+    alone = max(baselines, key=lambda method: _mean_accuracy(baselines[method]))
+    gains = {method: _gains(baselines[alone], runs) for method, runs in common.items()}
+    gains = {method: clients for method, clients in gains.items() if clients}
+    if not gains:
+        return None
+    told_nothing = [method for method in gains if not common[method][0].needs]
+    best = max(told_nothing or gains, key=lambda method: _mean_accuracy(common[method]))
+    seeds = {run.seed for run in baselines[alone]} & {run.seed for run in common[best]}
+    return Joining(best, alone, gains[best], gains, len(seeds))
+
+
+def _mean_accuracy(runs: Sequence[RunResult]) -> float:
+    mean = float(np.mean([run.accuracy for run in runs]))
+    return mean if math.isfinite(mean) else -math.inf
+
+
+def _gains(alone: Sequence[RunResult], common: Sequence[RunResult]) -> tuple[ClientGain, ...]:
+    """The gains of the clients over the seeds that both have; empty without such a seed."""
+    by_seed = {run.seed: run for run in common}
+    pairs = [(run, by_seed[run.seed]) for run in alone if run.seed in by_seed]
+    if not pairs:
+        return ()
+    rows = []
+    for client, facts in pairs[0][0].clients.items():
+        own, joint = (
+            np.array([_accuracy(pair[side], client) for pair in pairs]) for side in (0, 1)
+        )
+        if not np.isfinite(own + joint).all():
+            continue
+        errors = (_standard_error(own), _standard_error(joint), _standard_error(joint - own))
+        means = (float(own.mean()), float(joint.mean()))
+        rows.append(ClientGain(client, facts["n_examples"], facts["epsilon"], *means, *errors))
+    return tuple(sorted(rows, key=lambda row: (-row.gain, row.client)))
+
+
+def _accuracy(run: RunResult, client: str) -> float:
+    last = run.last_evaluated
+    accuracies = {} if last is None or last.accuracy is None else last.accuracy
+    return 100 * accuracies.get(client, math.nan)
+
+
+def _standard_error(values: NDArray[np.float64]) -> float:
+    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
+
+
+def _with_error(text: str, error: float) -> str:
+    return f"{text} ± {error:.1f}" if math.isfinite(error) else text
+
+
+def joining_chart(results: Sequence[RunResult]) -> Chart | None:
+    """Chart of each client's accuracy with the common model against its accuracy alone."""
+    joining = does_joining_pay(results)
+    if joining is None:
+        return None
+    clients = joining.clients
+    figure, axes = new_axes(4.8, 4.6, grid="both")
+    style = method_styles(list(by_method(results)))[joining.method]
+    alone, common = [c.alone for c in clients], [c.common for c in clients]
+    high = max(*alone, *common)
+    left, bottom, margin = min(alone), min(common), 0.08 * (high - min(*alone, *common)) + 0.5
+    axes.set_xlim(left - margin, high + margin)
+    axes.set_ylim(bottom - margin, high + margin)
+    line = [min(left, bottom) - margin, high + margin]
+    axes.fill_between(line, line, line[0], color=GRID, alpha=0.5, lw=0)
+    axes.plot(line, line, color=MUTED, lw=1)
+    axes.annotate(
+        "loses", (0.98, 0.03), xycoords="axes fraction", color=MUTED, ha="right", fontsize=9
+    )
+    axes.errorbar(
+        alone, common, xerr=_bars([c.alone_error for c in clients]),
+        yerr=_bars([c.common_error for c in clients]), fmt="none", elinewidth=0.7,
+        ecolor=style.colour, alpha=0.35,
+    )  # fmt: skip
+    axes.plot(alone, common, style.marker, ms=6, mew=0, color=style.colour, alpha=0.9)
+    add_tips(axes, "clients", alone, common)
+    axes.set_xlabel("accuracy of the client's own model [%]")
+    axes.set_ylabel(f"accuracy of the common model, {joining.method} [%]")
+    shown = (
+        clients if len(clients) <= _MOST_NAMES else (*clients[:_EXTREMES], *clients[-_EXTREMES:])
+    )
+    names = _short_names([c.client for c in clients])
+    everything = list(zip(alone, common, strict=True))
+    _write_names(figure, axes, [(names[c.client], (c.alone, c.common)) for c in shown], everything)
+    bars = " Bars: standard error over seeds." if joining.seeds > 1 else ""
+    few = (
+        f" Names: the {_EXTREMES} largest and smallest gains." if len(shown) < len(clients) else ""
+    )
+    return Chart(
+        "joining",
+        "Does joining pay?",
+        "One mark for each client, on its own held-out records. A client above the line gains from "
+        f"the common model; a client in the shaded area loses.{bars}{few}",
+        figure,
+        joining.table,
+        {"clients": tuple(_tip(c, joining.method) for c in clients)},
+    )
+
+
+def _bars(errors: Sequence[float]) -> list[float]:
+    return [error if math.isfinite(error) else 0.0 for error in errors]
+
+
+def _write_names(
+    figure: Figure,
+    axes: Axes,
+    names: Sequence[tuple[str, tuple[float, float]]],
+    points: Sequence[tuple[float, float]],
+) -> None:
+    """Write each name beside its point, where it overlaps other points and names least."""
+    figure.draw_without_rendering()  # computes the scales
+    unit = 72 / figure.dpi  # typographic points in a pixel
+    marks = [tuple(float(v) * unit for v in axes.transData.transform(p)) for p in points]
+    taken = [(x - 3.0, y - 3.0, x + 3.0, y + 3.0) for x, y in marks]
+    left, bottom, right, top = (float(v) * unit for v in axes.bbox.extents)
+    frame = (left, bottom, right, top)
+    for name, point in names:
+        x, y = (float(v) * unit for v in axes.transData.transform(point))
+        width, height = 0.58 * _NAME_SIZE * len(name), 0.8 * _NAME_SIZE
+        boxes = [
+            (x + dx - share * width, y + dy, x + dx + (1 - share) * width, y + dy + height)
+            for dx, dy, share in _PLACES
+        ]
+        box = min(
+            boxes, key=lambda box: sum(_overlap(box, o) for o in taken) + _outside(box, frame)
+        )
+        taken.append(box)
+        axes.annotate(
+            name, point, xytext=(box[0] - x, box[1] - y), textcoords="offset points", color=INK,
+            fontsize=_NAME_SIZE, va="bottom", ha="left",
+        )  # fmt: skip
+
+
+def _overlap(one: _Box, other: _Box) -> float:
+    """Area that two boxes (left, bottom, right, top) share."""
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    return max(0.0, width) * max(0.0, height)
+
+
+def _outside(box: _Box, frame: _Box) -> float:
+    """Area of a box that lies outside of a frame, weighted so that it is avoided."""
+    area = (box[2] - box[0]) * (box[3] - box[1])
+    return 10 * (area - _overlap(box, frame))
+
+
+def _tip(client: ClientGain, method: str) -> str:
+    alone = _with_error(f"{client.alone:.1f}", client.alone_error)
+    common = _with_error(f"{client.common:.1f}", client.common_error)
+    return (
+        f"{client.client} ({client.n_examples} records, epsilon {client.epsilon:.4g}): alone "
+        f"{alone} %, {method} {common} %, gain {client.gain:+.1f} points"
+    )
+
+
+def _short_names(ids: Sequence[str]) -> dict[str, str]:
+    """The ids without a common beginning such as ``client-``, if only numbers remain."""
+    parts = {client: re.fullmatch(r"(.*?)(\d+)", client) for client in ids}
+    if len({part and part[1] for part in parts.values()}) > 1:
+        return {client: client for client in ids}
+    return {client: part[2] if part else client for client, part in parts.items()}

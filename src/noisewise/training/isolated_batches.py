@@ -1,0 +1,89 @@
+"""`IsolatedBatches`: passes records through a model in batches in which they cannot interact.
+
+The batch sizes are those that `noisewise.training.batch_size_check` accepts; fillers complete the
+last batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from noisewise.training.batch_size_check import BatchSizeCheck
+
+__all__ = ["IsolatedBatches", "portions"]
+
+_log = logging.getLogger(__name__)
+
+Run = Callable[[Tensor, Tensor, int], None]
+"""(inputs [b, ...], targets [b, ...], used): process the first ``used`` rows, or raise."""
+
+
+def portions(count: int, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Split ``count`` records into batches of accepted sizes.
+
+    Args:
+        count: number of records.
+        sizes: accepted sizes, ascending.
+
+    Yields:
+        Start, number of records and size of each batch; the rest of a batch is for fillers.
+    """
+    largest = sizes[-1]
+    for start in range(0, count, largest):
+        records = min(largest, count - start)
+        yield start, records, next(size for size in sizes if size >= records)
+
+
+@dataclass(frozen=True)
+class IsolatedBatches:
+    """Accepted batch sizes, and a synthetic record that fills incomplete batches.
+
+    Attributes:
+        check: the accepted batch sizes.
+        filler: inputs [1, ...] and targets [1, ...] of the synthetic record.
+    """
+
+    check: BatchSizeCheck
+    filler: tuple[Tensor, Tensor]
+
+    def apply(self, inputs: Tensor, targets: Tensor, run: Run) -> None:
+        """Pass all records to ``run``. Only records for which it raises an exception are left out.
+
+        If a batch fails, each of its records is passed again in a batch of fillers, where it gives
+        the same row as before.
+
+        Args:
+            inputs: [n, ...].
+            targets: [n, ...].
+            run: processes one batch.
+
+        Raises:
+            Exception: raised by ``run`` for fillers alone, so not caused by a record.
+        """
+        for start, records, size in portions(len(inputs), self.check.sizes):
+            part = inputs[start : start + records], targets[start : start + records]
+            try:
+                run(*self._filled(*part, size), records)
+            except Exception:
+                self._one_by_one(*part, run)
+
+    def _one_by_one(self, inputs: Tensor, targets: Tensor, run: Run) -> None:
+        size = self.check.sizes[0]
+        run(*self._filled(inputs[:0], targets[:0], size), 0)
+        for pair in zip(torch.split(inputs, 1), torch.split(targets, 1), strict=True):
+            try:
+                run(*self._filled(*pair, size), 1)
+            except Exception as error:
+                kind = type(error).__name__  # the message could contain the record
+                _log.warning("a record is left out: the model or the loss raised %s", kind)
+
+    def _filled(self, inputs: Tensor, targets: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """The records followed by fillers, in new memory, so that the layout is always the same."""
+        missing = size - len(inputs)
+        x, y = (value.expand(missing, *value.shape[1:]) for value in self.filler)
+        return torch.cat([inputs.contiguous(), x]), torch.cat([targets.contiguous(), y])

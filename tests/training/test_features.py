@@ -1,0 +1,327 @@
+"""Feature maps: fixed, public, record by record, computed once and cached."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from noisewise.data import load_dataset
+from noisewise.errors import InvalidValueError
+from noisewise.experiments.config import load_config
+from noisewise.experiments.feature_records import map_dataset
+from noisewise.experiments.prepare import prepare
+from noisewise.training import features as features_module
+from noisewise.training.feature_cache import cached_features
+from noisewise.training.features import Features, make_features
+from noisewise.training.scattering import Scattering
+
+DEMO = Path(__file__).parents[2] / "configs" / "demo.toml"
+RECORDS = np.random.default_rng(0).random((300, 1, 8, 8), dtype=np.float32)
+
+
+class Reference(nn.Module):
+    """Scattering by brute force: circular convolutions with the filters, pixel by pixel."""
+
+    def __init__(self, scattering: Scattering) -> None:
+        super().__init__()
+        self.inner = scattering
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        padded = self.inner._padded(pictures.double())
+        scales, angles = self.inner.scales, self.inner.angles
+        spectra = [self.inner.get_buffer(f"wavelets{s}").double() for s in range(scales)]
+        first = {
+            (s, a): _convolved(padded, spectra[s][a]) for s in range(scales) for a in range(angles)
+        }
+        paths = [padded, *first.values()]
+        for s in range(scales):
+            for a in range(angles):
+                for t in range(s + 1, scales):
+                    paths += [_convolved(first[s, a], spectra[t][b]) for b in range(angles)]
+        rows = self.inner.get_buffer("rows0").double()
+        columns = self.inner.get_buffer("columns0").double()
+        return torch.stack([rows @ path @ columns.T for path in paths], dim=2).flatten(1, 2)
+
+
+def _convolved(signal: Tensor, spectrum: Tensor) -> Tensor:
+    return torch.fft.ifft2(torch.fft.fft2(signal) * spectrum).abs()
+
+
+@pytest.mark.parametrize("scales", [1, 2, 3])
+def test_scattering_agrees_with_convolutions_at_full_resolution(scales: int) -> None:
+    """Subsampling between the layers loses a little: the filters are not quite band-limited."""
+    scattering = Scattering(32, 28, scales=scales, angles=4)
+    pictures = torch.rand(2, 3, 32, 28, generator=torch.Generator().manual_seed(1))
+    found, expected = scattering(pictures), Reference(scattering)(pictures)
+    assert found.shape == (2, 3 * scattering.channels, 32 // 2**scales, 28 // 2**scales)
+    error = (found - expected).norm() / expected.norm()
+    assert float(error) < 0.02
+    scattering.wavelets0.mul_(1.2)  # a planted flaw shows
+    assert float((scattering(pictures) - expected).norm() / expected.norm()) > 0.05
+
+
+def test_scattering_ignores_small_shifts_more_than_pixels_do() -> None:
+    picture = torch.rand(1, 1, 32, 32, generator=torch.Generator().manual_seed(2))
+    moved = torch.roll(picture, 1, dims=3)
+    scattering = Scattering(32, 32)
+    changes = [
+        float((f(moved) - f(picture)).norm() / f(picture).norm())
+        for f in (scattering, nn.Flatten())
+    ]
+    assert changes[0] < 0.5 * changes[1]
+
+
+@pytest.mark.parametrize("name", ["identity", "scattering"])
+def test_features_have_unit_norm_and_depend_on_the_record_alone(name: str, tmp_path: Path) -> None:
+    features = make_features(name, (1, 8, 8))
+    whole = compute(features, RECORDS, tmp_path / "whole")
+    assert np.allclose(np.linalg.norm(whole, axis=1), 1, atol=1e-6)
+    order = np.random.default_rng(1).permutation(300)[:171]
+    others = compute(features, RECORDS[order], tmp_path / "others", workers=2)
+    assert np.array_equal(whole[order], others)
+
+
+def compute(
+    features: Features, records: NDArray[np.float32], folder: Path, **options: Any
+) -> NDArray[np.float32]:
+    digest = hashlib.sha256(records.tobytes()).hexdigest()
+    return cached_features(
+        features, len(records), lambda a, b: records[a:b], digest, folder, **options
+    )
+
+
+def test_a_second_call_computes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = make_features("identity", (1, 8, 8))
+    first = np.array(compute(features, RECORDS, tmp_path))
+    monkeypatch.setattr(Features, "of_record", lambda *_: pytest.fail("computed again"))
+    assert np.array_equal(compute(features, RECORDS, tmp_path), first)
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "note"])
+def test_a_damaged_cache_is_computed_again(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    features = make_features("identity", (1, 8, 8))
+    first = np.array(compute(features, RECORDS, tmp_path))
+    [file], [note] = tmp_path.glob("*.npy"), tmp_path.glob("*.json")
+    content = bytearray(file.read_bytes())
+    if damage == "flip":
+        content[-5] ^= 1
+        file.write_bytes(content)
+    elif damage == "truncate":
+        file.write_bytes(content[:-100])
+    else:
+        note.write_text(json.dumps({"sha256": "0" * 64}))
+    assert np.array_equal(compute(features, RECORDS, tmp_path), first)
+    assert "damaged" in caplog.text
+
+
+class Slow(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.004)
+        return x.flatten(1) + 1
+
+
+def slow(input_shape: tuple[int, ...]) -> nn.Module:
+    return Slow()
+
+
+def test_a_killed_computation_is_resumed(tmp_path: Path) -> None:
+    features = make_features(f"{__name__}:slow", (1, 8, 8))
+    process = multiprocessing.get_context("fork").Process(
+        target=compute, args=(features, RECORDS, tmp_path)
+    )
+    process.start()
+    while not any(np.fromfile(f, np.uint8).any() for f in tmp_path.glob("*.done")):
+        time.sleep(0.01)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    seen: list[int] = []
+    values = compute(features, RECORDS, tmp_path, on_progress=lambda done, _: seen.append(done))
+    assert seen[0] > 128  # the first chunk was not computed again
+    vectors = RECORDS.reshape(300, -1) + 1
+    assert np.allclose(values, vectors / np.linalg.norm(vectors, axis=1, keepdims=True), atol=1e-6)
+
+
+class Training(nn.Module):
+    """An encoder with an active dropout that `eval` cannot switch off."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x.flatten(1), training=True)
+
+
+class Remembers(nn.Module):
+    """An encoder whose output depends on the records before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return x.flatten(1) * self.count
+
+
+def broken(input_shape: tuple[int, ...], kind: str) -> Any:
+    if kind == "dropout":
+        return Training()
+    if kind == "memory":
+        return Remembers()
+    if kind == "nan":
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 3).requires_grad_(False)).apply(
+            lambda m: m.weight.fill_(torch.nan) if isinstance(m, nn.Linear) else None
+        )
+    return {"shape": nn.Linear(7, 2), "other": 3}[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("dropout", "same features again"),
+        ("memory", "same features again"),
+        ("nan", "finite features"),
+        ("shape", r"must take records of shape \(1, 8, 8\)"),
+        ("other", "must return a torch module, not int"),
+    ],
+)
+def test_a_bad_encoder_is_one_line(kind: str, words: str) -> None:
+    with pytest.raises(InvalidValueError, match=words):
+        make_features(f"{__name__}:broken", (1, 8, 8), options={"kind": kind}, normalise="none")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"name": "wavelets"}, "must be one of identity, scattering"),
+        ({"name": "scattering", "options": {"depth": 2}}, "must fit scattering"),
+        ({"name": "scattering", "input_shape": (64,)}, "channels, height, width"),
+        ({"name": "scattering", "options": {"groups": 7}}, "must divide the 81 channels"),
+        ({"name": "scattering", "input_shape": (1, 2, 8)}, "at least 2"),
+        ({"name": "identity", "normalise": "batch"}, "must be one of unit, none"),
+        ({"name": "identity", "weights": "x.pt"}, "takes no weights"),
+    ],
+)
+def test_bad_values_are_one_line(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidValueError, match=words):
+        make_features(**{"input_shape": (1, 8, 8)} | arguments)
+
+
+def encoder(input_shape: tuple[int, ...], weights: dict[str, Tensor]) -> nn.Module:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+    module.load_state_dict(weights)
+    return module
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_weights_are_pinned_by_their_hash(suffix: str, tmp_path: Path) -> None:
+    state = nn.Sequential(nn.Flatten(), nn.Linear(64, 5)).state_dict()
+    path = tmp_path / f"encoder{suffix}"
+    save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    name = f"{__name__}:encoder"
+    features = make_features(name, (1, 8, 8), weights=path, sha256=digest)
+    assert features.width == 5
+    with pytest.raises(InvalidValueError, match=r"features.sha256 = None: must be the SHA-256"):
+        make_features(name, (1, 8, 8), weights=path)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InvalidValueError, match=r"features\.sha256 = .*must be that of"):
+        make_features(name, (1, 8, 8), weights=path, sha256=digest)
+
+
+def normalised(input_shape: tuple[int, ...]) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64))
+
+
+def test_an_encoder_may_have_batch_norm_in_evaluation_mode() -> None:
+    """Its counter of batches is a tensor without axes."""
+    features = make_features(f"{__name__}:normalised", (1, 8, 8))
+    assert features.width == 64
+    assert not features.module.training
+
+
+def test_a_hash_without_a_file_is_refused() -> None:
+    with pytest.raises(InvalidValueError, match=r"features.sha256 = 'ab': needs features.weights"):
+        make_features("identity", (1, 8, 8), sha256="ab")
+
+
+def test_the_place_in_memory_changes_no_bit() -> None:
+    """A product rounds by the alignment of its factors; a copy has always the same."""
+    linear = nn.Linear(1000, 10).requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    linear.weight.copy_(torch.randn(10, 1000, generator=generator))
+    record = torch.randn(1, 1000, generator=generator)
+    views = [torch.zeros(1100)[start : start + 1000].reshape(1, 1000) for start in range(64)]
+    for view in views:
+        view.copy_(record)
+    found = {features_module._vector(linear, view, "unit").numpy().tobytes() for view in views}
+    assert len(found) == 1
+
+
+def test_the_declared_hash_is_that_of_the_declaration() -> None:
+    """Unlike the identity, no number that a processor rounds is in it."""
+    digest = make_features("scattering", (1, 8, 8), options={"angles": 4}).declared_sha256
+    text = (
+        '{"input_shape": [1, 8, 8], "name": "scattering", "normalise": "unit", '
+        '"options": {"angles": 4}, "sha256": null}'
+    )
+    assert digest == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_several_records_are_mapped_one_by_one() -> None:
+    features = make_features("scattering", (1, 8, 8))
+    rows = features.of_records(RECORDS[:5])
+    assert np.array_equal(rows, np.stack([features.of_record(record) for record in RECORDS[:5]]))
+
+
+def test_other_options_are_another_identity() -> None:
+    kinds = [
+        make_features("identity", (1, 8, 8)),
+        make_features("identity", (1, 8, 8), normalise="none"),
+        make_features("identity", (1, 4, 16)),
+        make_features("scattering", (1, 8, 8)),
+        make_features("scattering", (1, 8, 8), options={"angles": 4}),
+    ]
+    assert len({features.identity for features in kinds}) == len(kinds)
+    assert make_features("identity", (1, 8, 8)).identity == kinds[0].identity
+
+
+def test_a_record_without_finite_features_is_named(tmp_path: Path) -> None:
+    records = RECORDS.copy()
+    records[137, 0, 3, 3] = np.inf
+    features = make_features("identity", (1, 8, 8))
+    with pytest.raises(InvalidValueError, match=r"must be finite \(record 137\)"):
+        compute(features, records, tmp_path)
+
+
+def test_a_config_with_features_trains_the_head_only() -> None:
+    config = load_config(DEMO, {"features.name": "scattering", "features.options": {"angles": 4}})
+    prepared = prepare(config, "NoiseWise", 0)
+    width = make_features("scattering", (1, 8, 8), options={"angles": 4}).width
+    assert len(prepared.initial_parameters) == 10 * (width + 1)
+    assert prepared.clients[0].data.train.inputs.shape[1:] == (width,)
+
+
+def test_a_mapped_dataset_keeps_targets_and_order(tmp_path: Path) -> None:
+    digits = load_dataset("digits")
+    mapped = map_dataset(digits, make_features("identity", (1, 8, 8)), folder=tmp_path)
+    assert np.array_equal(mapped.train.targets, digits.train.targets)
+    flat = digits.train.arrays()[0].reshape(len(digits.train), -1)
+    assert np.allclose(
+        mapped.train.inputs, flat / np.linalg.norm(flat, axis=1, keepdims=True), atol=1e-6
+    )
