@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from command import Noisewise
+from rich.text import Text
 from safetensors.numpy import load_file, save_file
+from typer.main import get_command
 
+from noisewise.cli import app
 from noisewise.experiments import comparison, runner
 from noisewise.experiments.config import dump_config, load_config
 
@@ -317,6 +322,23 @@ def test_bad_attacks_are_one_line(
 def test_help_explains_arguments(words: list[str], expected: str, noisewise: Noisewise) -> None:
     """click 8.5 drops these texts under the typer that we use."""
     assert expected in " ".join(noisewise(*words, "--help").stdout.replace("│", "").split())
+
+
+def help_texts(command: click.Command) -> Iterator[str]:
+    """The help texts of a command, its parameters and its subcommands."""
+    yield command.help or ""
+    for parameter in command.params:
+        yield getattr(parameter, "help", None) or ""
+    for part in getattr(command, "commands", {}).values():
+        yield from help_texts(part)
+
+
+def test_rich_drops_no_word_of_a_help_text() -> None:
+    """rich takes a word in square brackets for a style and leaves it out."""
+    texts = list(help_texts(get_command(app)))
+    assert len(texts) > 100
+    assert [text for text in texts if Text.from_markup(text).plain != text] == []
+    assert Text.from_markup("print [features]").plain == "print "
 
 
 @pytest.mark.parametrize(

