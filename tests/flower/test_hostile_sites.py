@@ -719,7 +719,7 @@ def test_a_real_superlink_with_hostile_sites(tmp_path: Path) -> None:
         "early": honest(noise()),
         "error": with_error,
     }
-    told = f'output="{output}" num-rounds=5 round-seconds=60.0 noise-floor=0.0 min-clients=3'
+    told = f'output="{output}" num-rounds=5 round-seconds=30.0 noise-floor=0.0 min-clients=3'
     behaviours = [honest(noise()), honest(noise()), honest(noise()), *others.values()]
     behaviours = [declaring(declines, made) for made in (*behaviours, *bad.values())]
     with Deployment(tmp_path / "processes") as there:
