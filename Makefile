@@ -19,10 +19,10 @@ from_lock = $(PIP) --require-hashes $(addprefix -r ,$(1)) || { echo "If pip offe
 	add an index of torch's CPU builds to pip's configuration, or run \`make HASHES=no $(MAKECMDGOALS)\`." >&2; exit 1; }
 endif
 
-.PHONY: help install demo test fulltest check docs build bench lint types format lock clean
+.PHONY: help install demo test citest slowtest fulltest check docs docs-serve build bench lint types format lock clean
 
 help:            ## list the commands
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 install: $(STAMP) ## make .venv and install from requirements.lock
 
@@ -49,10 +49,10 @@ $(BENCH): requirements-bench.lock $(STAMP)
 	touch $@
 
 demo: $(STAMP)   ## compare all methods on handwritten digits (about a minute)
-	$(BIN)/noisewise compare configs/demo.toml --output runs/demo
+	$(BIN)/noisewise compare configs/digits_head.toml --output runs/demo
 
-test: $(STAMP)   ## all tests but the long proofs and those of the extras and of the browser
-	$(BIN)/python -m pytest -m "not slow and not extras and not browser" -n 2
+test: $(STAMP)   ## all tests but the long proofs and those of extras, registries, browser and system accounts
+	$(BIN)/python -m pytest -m "not slow and not extras and not registry and not browser and not accounts" -n 2
 
 lint: $(STAMP)   ## ruff
 	$(BIN)/ruff check .
@@ -61,14 +61,25 @@ lint: $(STAMP)   ## ruff
 types: $(STAMP)  ## mypy, strict
 	$(BIN)/mypy
 
-fulltest: $(EXTRAS) ## every test, as CI runs it
-	$(BIN)/python -m pytest -n 2
+MEASURED := $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
+citest: $(EXTRAS) ## all tests but the long proofs, as CI runs them; COVERAGE=yes measures coverage, too
+	$(BIN)/python -m pytest -m "not slow" -n 2 $(MEASURED)
 
-check: lint types fulltest ## lint, types and every test, as CI runs it
+slowtest: $(EXTRAS) ## the long proofs (half an hour)
+	$(BIN)/python -m pytest -m slow -n 2
+
+fulltest: $(EXTRAS) ## every test; COVERAGE=yes measures coverage, too
+	$(BIN)/python -m pytest -n 2 $(MEASURED)
+
+check: lint types citest ## lint, types and all tests but the long proofs, as CI runs them
 
 docs: $(DOCS)    ## the documentation as a site, in site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site
+	$(BIN)/python .ci/check_site.py site
 	@echo "open site/index.html"
+
+docs-serve: $(DOCS) ## the documentation on this machine, rebuilt when a page changes; PORT=8000
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:$(or $(PORT),8000)
 
 # The wheel is built from the sdist, so that the sdist is complete; then it is installed beside the locked packages in an
 # environment without this folder.
@@ -89,6 +100,7 @@ bench: $(BENCH)  ## speed and precision, as ratios in one run each (an hour)
 	$(BIN)/python benchmarks/isolation.py
 	$(BIN)/python benchmarks/rounding.py
 	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/many_clients.py
 	$(BIN)/python benchmarks/heads.py
 	$(BIN)/python benchmarks/calibration.py
 	$(BIN)/python benchmarks/ledger.py

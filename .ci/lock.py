@@ -59,8 +59,8 @@ LOCKS = (
     Lock(
         "requirements-extras.lock",
         "What `make check` installs on top of requirements.lock: Ray, TensorBoard, MLflow, Flower, "
-        "pandas.",
-        ("ray", "flower", "track", "frame"),
+        "pandas, pyarrow, cryptography, transformers, peft.",
+        ("ray", "flower", "track", "frame", "sign", "parquet", "hf"),
     ),
     Lock(
         "requirements-docs.lock",

@@ -65,7 +65,7 @@ def main() -> None:
             ["compare", "short.toml", "--output", "runs"],
             ["flower", "new", "app"],
         ):
-            subprocess.run([COMMAND, *words], cwd=folder, check=True, timeout=300)
+            subprocess.run([COMMAND, *words], cwd=folder, check=True, timeout=1800)
         if not (Path(folder) / "runs" / "report.html").is_file():
             sys.exit("`noisewise compare` wrote no report.html")
     print(f"noisewise {version}: the installed package works")

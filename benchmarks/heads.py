@@ -2,6 +2,7 @@
 
     python benchmarks/heads.py [--rounds 200] [--workers 2] [--records 2500] [--features 1280]
                                [--settings mixed one-step lock-step] [--json FILE]
+    python benchmarks/heads.py --whole table|features [--minutes 60]    (see whole_table.py)
 
 20 clients with the authors' epsilons (Dist1) train on synthetic features of norm 1 in 10 classes;
 NoiseWise, evaluation every 10 rounds, without a folder. Settings:
@@ -32,6 +33,7 @@ from typing import Any
 
 import numpy as np
 from common import seconds, table, write_json
+from whole_table import TABLE_METHODS, add_options, feature_pass, table_pass
 
 from noisewise.aggregation.methods import make_method, plan_clients
 from noisewise.data.examples import Examples
@@ -62,9 +64,9 @@ def features(n: int, d: int, seed: int) -> Examples:
     return Examples(inputs, targets)
 
 
-def clients(n: int, d: int, one_step: bool) -> tuple[Client, ...]:
+def clients(n: int, d: int, one_step: bool, dist: str = "Dist1") -> tuple[Client, ...]:
     """The authors' 20 clients with synthetic records."""
-    drawn = authors_population("Dist1", 20)
+    drawn = authors_population(dist, 20)
     specs = [
         ClientSpec(f"client-{i:02}", n, n if one_step else batch, epsilon, 1e-4)
         for i, (epsilon, batch) in enumerate(zip(drawn.epsilons, drawn.batch_sizes, strict=True))
@@ -76,14 +78,32 @@ def clients(n: int, d: int, one_step: bool) -> tuple[Client, ...]:
     return make_clients(specs, data)
 
 
-def prepared(options: argparse.Namespace, method_name: str, members: Sequence[Client]) -> Prepared:
+def prepared(
+    options: argparse.Namespace, method_name: str, members: Sequence[Client], seed: int = 0
+) -> Prepared:
     method = make_method(method_name)
     plans = plan_clients([c.spec for c in members], method, rounds=options.rounds, clip_norm=1.0)
     for plan in plans:
         epsilon_spent(plan, 1)  # computes the spending of all rounds
     model = make_model("softmax", (options.features,), CLASSES, seed=0)
     settings = TrainingSettings(options.rounds, 0.5, evaluate_every=10)
-    return Prepared(members, plans, method, model, settings)
+    return Prepared(members, plans, method, model, settings, seed=seed)
+
+
+def table_part(options: argparse.Namespace, dist: str, seed: int) -> dict[str, Any]:
+    """Train the methods of the table in lock step on one population with one seed."""
+    before = _cpu_seconds()
+    members = clients(options.records, options.features, options.setting != "mixed", dist)
+    runs = [prepared(options, name, members, seed) for name in TABLE_METHODS]
+    _train_together(runs, options.workers)
+    return {"runs": len(runs), "workers": options.workers, "cpu": _cpu_seconds() - before}
+
+
+def _train_together(runs: Sequence[Prepared], workers: int) -> None:
+    def play(run: Prepared) -> Callable[[MakeExecutor], object]:
+        return lambda make: simulate(run, execution=Execution(executor=make))
+
+    in_lock_step([play(run) for run in runs], workers=workers)
 
 
 def bound(options: argparse.Namespace, runs: Sequence[Prepared]) -> dict[str, float]:
@@ -119,11 +139,7 @@ def measure(options: argparse.Namespace, setting: str) -> dict[str, Any]:
     limits = bound(options, runs)
     begun, cpu = time.perf_counter(), _cpu_seconds()
     if setting == "lock-step":
-
-        def play(run: Prepared) -> Callable[[MakeExecutor], object]:
-            return lambda make: simulate(run, execution=Execution(executor=make))
-
-        in_lock_step([play(run) for run in runs], workers=options.workers)
+        _train_together(runs, options.workers)
     else:
         simulate(runs[0], execution=Execution(options.workers))
     wall, cpu = time.perf_counter() - begun, _cpu_seconds() - cpu
@@ -151,6 +167,16 @@ def _cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
+def whole(options: argparse.Namespace) -> str:
+    """Run the missing parts of a goal as a whole."""
+    folder, minutes = options.json.parent, options.minutes
+    if options.whole == "features":
+        return feature_pass(options.images, options.workers, minutes, folder)
+    name = "_".join(map(str, (options.setting, options.rounds, options.records, options.features,
+                              options.workers)))  # fmt: skip
+    return table_pass(name, lambda dist, seed: table_part(options, dist, seed), minutes, folder)
+
+
 def main() -> None:
     """Run each setting in a process of its own and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -164,7 +190,11 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), help="of lock-step")
     parser.add_argument("--json", type=Path, default=Path("runs/bench/heads.json"))
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    add_options(parser)
     options = parser.parse_args()
+    if options.whole is not None:
+        print(whole(options))
+        return
     if options.here:
         with contextlib.redirect_stdout(sys.stderr):
             row = measure(options, options.settings[0])

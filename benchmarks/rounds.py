@@ -46,7 +46,9 @@ def measure(repeats: int, workers: int, folder: Path, accountant: str) -> list[d
         for name, n_workers in names.items():
             executor = Execution(n_workers).start(workload, theta)
             federation = Federation(prepared, executor, Stopwatch(), {})
-            federation.executor.evaluate(theta)  # starts the workers and scales the records
+            federation.executor.evaluate(
+                theta, range(len(clients))
+            )  # starts the workers and scales the records
             sides[name] = federation, RunFolder(folder / f"{name}", "benchmark")
         snapshots = dict.fromkeys(sides, start)
         for _ in range(repeats):

@@ -1,13 +1,19 @@
 """Compare the final parameters of seeded runs with those of another commit, bit for bit.
 
-    python benchmarks/same_results.py --base main [--only CASE ...]
+    python benchmarks/same_results.py --base main [--only CASE ...] [--without-heads]
 
 Each case runs twice: with the source of the base commit, in a temporary git worktree, and with the
 source of this folder. Both use this interpreter on this machine, because the bits depend on the
 processor. The table shows the SHA-256 of the result in both trees; the exit code is 1 if a case
-differs or fails. The cases "flower", "instruction" and "ledger" need `requirements-extras.lock`.
-MNIST is stored in the folder `NOISEWISE_CACHE`, or else in the system's folder for temporary files.
-Everything else that the package caches is separate for each tree.
+differs or fails.
+
+The closed form of heads (`noisewise.training.heads`) changed the last bits of models with one
+linear layer. With `--without-heads`, this folder trains these models like any others, so that a
+comparison with an older commit shows all other changes.
+
+The cases "flower", "instruction" and "ledger" need `requirements-extras.lock`. MNIST is stored in
+the folder `NOISEWISE_CACHE`, or else in the system's folder for temporary files. Everything else
+that the package caches is separate for each tree.
 """
 
 from __future__ import annotations
@@ -29,6 +35,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
 from safetensors.numpy import load_file
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +45,12 @@ from flower_processes import Deployment  # noqa: E402
 
 LINE = "{:<12}  {:<16}  {:<16}  {}"
 SECONDS = 300  # limit of one command
+CLI = ("-m", "noisewise.cli")
+CLI_WITHOUT_HEADS = (
+    "-c",
+    "from noisewise.federation import executors; executors.head_of = lambda model, loss: None; "
+    "from noisewise.cli import main; main()",
+)
 DEMO = ("demo.toml", "training.rounds=10")
 FIRST_SITE = Path("demo", "site-0")
 
@@ -105,6 +118,7 @@ class Tree:
 
     source: Path
     work: Path
+    cli: tuple[str, ...] = CLI
 
     def variables(self) -> dict[str, str]:
         return {
@@ -128,7 +142,7 @@ class Tree:
         return result.stdout
 
     def noisewise(self, *words: str, cwd: Path | None = None) -> str:
-        return self.python("-m", "noisewise.cli", *words, cwd=cwd)
+        return self.python(*self.cli, *words, cwd=cwd)
 
 
 def once(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,8 +164,8 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def two_trees(commit: str) -> Iterator[tuple[Tree, Tree]]:
-    """A temporary worktree of the commit, and this folder."""
+def two_trees(commit: str, cli: tuple[str, ...]) -> Iterator[tuple[Tree, Tree]]:
+    """A temporary worktree of the commit, and this folder with its own command line."""
     stored = os.environ.get("NOISEWISE_CACHE") or Path(tempfile.gettempdir(), "noisewise-datasets")
     datasets = Path(stored).resolve() / "datasets"
     datasets.mkdir(parents=True, exist_ok=True)
@@ -161,7 +175,7 @@ def two_trees(commit: str) -> Iterator[tuple[Tree, Tree]]:
         source = folder / "source"
         subprocess.run([*git, "add", "--quiet", "--detach", str(source), commit], check=True)
         try:
-            trees = Tree(source, folder / "base"), Tree(ROOT, folder / "here")
+            trees = Tree(source, folder / "base"), Tree(ROOT, folder / "here", cli)
             for tree in trees:
                 (tree.work / "cache").mkdir(parents=True)
                 (tree.work / "cache" / "datasets").symlink_to(datasets)
@@ -175,9 +189,15 @@ def two_trees(commit: str) -> Iterator[tuple[Tree, Tree]]:
 
 def parameters_hash(run: Path) -> str:
     """SHA-256 of the values of the trained model; names and metadata of the file do not count."""
+    file = run / "model.safetensors"
+    tensors = load_file(file)
+    with safe_open(file, framework="np") as opened:
+        header = (opened.metadata() or {}).get("noisewise")
+    # In the order of the parameter vector; older files hold the vector itself.
+    names = sorted(tensors) if header is None else json.loads(header)["trained"]
     digest = hashlib.sha256()
-    for _, values in sorted(load_file(run / "model.safetensors").items()):
-        digest.update(values.tobytes())
+    for name in names:
+        digest.update(tensors[name].tobytes())
     return digest.hexdigest()
 
 
@@ -203,7 +223,7 @@ def trained(tree: Tree, method: str, config: str, *settings: str) -> str:
 def killed(tree: Tree) -> Path:
     """The folder of a run whose processes were all killed after its second round."""
     output = tree.work / "killed"
-    words = ["-m", "noisewise.cli", *run_words(tree, output, "NoiseWise", *DEMO)]
+    words = [*tree.cli, *run_words(tree, output, "NoiseWise", *DEMO)]
     run = output / "NoiseWise-seed0"
     rounds, ends = run / "rounds.jsonl", time.monotonic() + SECONDS
     with open(tree.work / "killed.log", "wb") as log:
@@ -367,10 +387,14 @@ def main() -> int:
     )
     parser.add_argument("--base", required=True, help="commit to compare with")
     parser.add_argument("--only", nargs="+", choices=list(CASES), metavar="CASE", default=CASES)
+    parser.add_argument(
+        "--without-heads", action="store_const", dest="cli", const=CLI_WITHOUT_HEADS, default=CLI,
+        help="train a model of one linear layer like any other in this folder",
+    )  # fmt: skip
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that Flower's processes end, too
     began, equal, problems = time.monotonic(), True, set[str]()
-    with two_trees(options.base) as (base, here):
+    with two_trees(options.base, options.cli) as (base, here):
         print(LINE.format("case", options.base[:16], "here", "result"), flush=True)
         for name in options.only:
             case = CASES[name][1]

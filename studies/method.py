@@ -1,4 +1,4 @@
-"""Run the study of docs/noisewise_method.md: pilots for learning rates, then all study runs.
+"""Run the study of docs/noisewise_study.md: pilots for learning rates, then all study runs.
 
     python studies/method.py softmax cnn hetero ablation accountant ... [--workers 2] [--minutes 90]
     python studies/method.py softmax --dists Dist6 --seeds 7,8 --results runs/again

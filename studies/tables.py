@@ -1,4 +1,4 @@
-"""Turn studies/results/ into the tables and figures of docs/noisewise_method.md.
+"""Turn studies/results/ into the tables and figures of docs/noisewise_results.md.
 
     python studies/tables.py
 
@@ -22,12 +22,13 @@ from method import HALF, PARTS, one_round, result_file, result_of
 from numpy.typing import ArrayLike
 
 from noisewise.experiments.config import dump_config, load_config
+from noisewise.palette import MUTED
 from noisewise.paper.published import published_table
-from noisewise.report.chart import MUTED, label_ends, method_styles, new_axes, save_figure
+from noisewise.report.chart import label_ends, method_styles, new_axes, save_figure
 from noisewise.storage import write_atomic
 
 ROOT = Path(__file__).parents[1]
-RESULTS, PAGE = ROOT / "studies" / "results", ROOT / "docs" / "noisewise_method.md"
+RESULTS, PAGE = ROOT / "studies" / "results", ROOT / "docs" / "noisewise_results.md"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 METHODS = ["NoiseWise", "RobustHDP", "WeiAvg", "BudgetAvg", "DPFedAvg", "PFA", "MinEpsilon"]
 CNN_ROWS = ["NoiseWise", HALF, "RobustHDP", "WeiAvg"]

@@ -6,6 +6,13 @@
     python studies/utility.py mnist_steps fashion_steps cifar10_steps --seeds 0
     python studies/utility.py mnist_rule mnist_constant mnist_clip mnist_rounds --seeds 0
     python studies/utility.py mnist_grid fashion_grid cifar10_grid encoder_grid --seeds 0
+    python studies/utility.py mnist_unhelpful
+    python studies/utility.py few_digits few_mnist few_heart few_vietnam
+    python studies/utility.py cifar100 cifar100_encoder
+    python studies/utility.py persons --workers 1
+    python studies/utility.py fars_grid heart_grid vietnam_grid spam_grid --seeds 0,1,2
+    python studies/utility.py fars_steps heart_steps --seeds 0,1,2
+    python studies/utility.py vietnam_steps --seeds 0
     python studies/utility.py mnist --dists Dist6 --seeds 7 --results runs/again
 
 A run is one population, method, learning rate and seed with a config of configs/. Its result is one
@@ -32,8 +39,10 @@ from pathlib import Path
 from typing import Any
 
 from result_store import ResultFile
+from utility_variants import VARIANTS, Extrapolated
 
 from noisewise.aggregation.auto_steps import AUTO, AutoSteps
+from noisewise.errors import SourceError
 from noisewise.experiments.comparison import cache_spending
 from noisewise.experiments.config import MethodConfig, load_config
 from noisewise.experiments.prepare import SeedSetup, prepare, prepare_seed
@@ -48,6 +57,8 @@ RESULTS = ROOT / "studies" / "results" / "utility.jsonl"
 DISTS = [f"Dist{k}" for k in range(1, 10)]
 METHODS = ["NoiseWise", "RobustHDP", "WeiAvg", "PFA", "DPFedAvg", "MinEpsilon"]
 RATES = (20.0, 50.0, 125.0, 300.0, 750.0, 1900.0)
+SMALL_RATES = (2.0, 5.0, 10.0)  # also tried on the real federations, whose heads are small
+OWN = "own"  # the population of the config
 TOGETHER = 120  # runs in lock step
 
 
@@ -60,7 +71,8 @@ class StudyRun:
         config: the file under configs/.
         population: the name of a distribution of epsilons, and how they are ordered.
         method: the name of the method.
-        rate: "auto", "auto" with another strength such as "auto 0.6", or a learning rate.
+        rate: "auto", "auto" with another strength or variant such as "auto 0.6" or "auto momentum"
+            (`utility_variants`), or a learning rate.
         seed: the seed of the run.
         options: the options of the method.
         fields: further config fields that differ from the file.
@@ -78,18 +90,20 @@ class StudyRun:
     def overrides(self) -> dict[str, Any]:
         """The config fields that differ from the file."""
         epsilon, _, order = self.population.partition(" ")
-        fields: dict[str, Any] = {"population.epsilon": epsilon, "training.evaluate_every": 20}
+        fields: dict[str, Any] = {"training.evaluate_every": 20}
+        if epsilon != OWN:
+            fields["population.epsilon"] = epsilon
         return fields | ({"population.order": order} if order else {}) | dict(self.fields)
 
 
 # Robust-HDP estimates its weights in the first round only, as in the authors' code: a pursuit in
 # every round would take longer than all other parts of a round together.
 OPTIONS: dict[str, dict[str, Any]] = {"RobustHDP": {"estimate": "first"}}
-FEW = ["NoiseWise", "RobustHDP", "DPFedAvg"]
+FEW_METHODS = ["NoiseWise", "RobustHDP", "DPFedAvg"]
 IMAGES = {  # part: config and methods
-    "mnist": ("mnist_head.toml", FEW),
-    "fashion": ("fashion_mnist_head.toml", FEW),
-    "cifar10": ("cifar10_head.toml", FEW),
+    "mnist": ("mnist_head.toml", FEW_METHODS),
+    "fashion": ("fashion_mnist_head.toml", FEW_METHODS),
+    "cifar10": ("cifar10_head.toml", FEW_METHODS),
     "encoder": ("cifar10_encoder.toml", METHODS),
 }
 
@@ -178,14 +192,109 @@ def federation(part: str, seed: int) -> Iterator[StudyRun]:
             )  # fmt: skip
 
 
+def rates_of(part: str) -> tuple[float, ...]:
+    """The rates of the grid of a part, in increasing order."""
+    return SMALL_RATES + RATES if part.partition("_")[0] in FEDERATIONS else RATES
+
+
+def federation_grid(part: str, seed: int) -> Iterator[StudyRun]:
+    """A real federation with NoiseWise at each rate of the grid."""
+    for order in ORDERS:
+        for rate in rates_of(part):
+            population = FEDERATIONS[part] + order
+            yield StudyRun(part, f"{part}.toml", population, "NoiseWise", rate, seed)
+
+
+def federation_steps(part: str, seed: int) -> Iterator[StudyRun]:
+    """The grid for DPFedAvg on a real federation, with the paper's accountant and with ours."""
+    fields = {"training.accountant": "moments"}
+    for rate in rates_of(part):
+        for name, changed in ((f"{part}_moments", fields), (part, {})):
+            config, dist = f"{part}.toml", FEDERATIONS[part]
+            yield StudyRun(name, config, dist, "DPFedAvg", rate, seed, fields=changed)
+
+
+FEW: dict[str, tuple[str, str, tuple[float, ...], tuple[int, ...]]] = {
+    # part: config, population, rates of the grid, numbers of rounds
+    "few_digits": ("digits_head.toml", OWN, (20.0, 50.0, 125.0, 300.0), (*range(1, 9), 12, 16)),
+    "few_mnist": ("mnist_head.toml", "Dist1", (50.0, 125.0, 300.0), (2, 3, 5, 7, 8, 12, 16)),
+    "few_heart": ("heart.toml", "Dist1", (5.0, 20.0, 50.0, 125.0), (1, 2, 3, 4, 5, 6, 7)),
+    "few_vietnam": ("vietnam.toml", "Dist1", (5.0, 20.0, 50.0, 125.0), (2, 4, 7)),
+}
+
+
+def few_rounds(part: str, seed: int) -> Iterator[StudyRun]:
+    """Runs of few rounds: the rule, the rule without its limit, and a grid of rates."""
+    config, population, rates, lengths = FEW[part]
+    for rounds in lengths:
+        fields = {"training.rounds": rounds}
+        for rate in ("auto", "auto no limit", *rates):
+            name = f"{part}_{rounds}"
+            yield StudyRun(name, config, population, "NoiseWise", rate, seed, fields=fields)
+
+
+UNHELPFUL_DISTS = ("Dist1", "Dist2", "Dist3")
+FIXED_RATES = (20.0, 300.0)  # with and without extrapolation
+
+
+def unhelpful(seed: int) -> Iterator[StudyRun]:
+    """What did not help, on MNIST with the populations that the rule was fixed on."""
+    config, normalise = "mnist_head.toml", {"training.clip": "normalise"}
+    for dist in UNHELPFUL_DISTS:
+        for variant in ("no average", "momentum"):
+            yield StudyRun("mnist_variant", config, dist, "NoiseWise", f"auto {variant}", seed)
+        yield StudyRun("mnist_normalise", config, dist, "NoiseWise", "auto", seed, {}, normalise)
+        for rate in FIXED_RATES:
+            yield StudyRun("mnist", config, dist, "NoiseWise", rate, seed)
+            yield StudyRun("mnist_extrapolated", config, dist, "NoiseWise", rate, seed)
+
+
+CIFAR100 = {"cifar100": "cifar100_head.toml", "cifar100_encoder": "cifar100_encoder.toml"}
+
+
+def cifar100(part: str, seed: int) -> Iterator[StudyRun]:
+    """All populations of CIFAR-100, whose images have to be in the cache."""
+    for dist in DISTS:
+        for method in FEW_METHODS:
+            yield StudyRun(
+                part, CIFAR100[part], dist, method, "auto", seed, OPTIONS.get(method, {})
+            )
+
+
+PERSONS_CONFIG, PERSONS_DISTS = "mnist_persons.toml", ("Dist1", "Dist6", "Dist9")
+PERSONS_METHODS = ("NoiseWise", "RobustHDP")
+PERSONS: dict[str, dict[str, Any]] = {  # part: what differs from the config
+    "persons_record": {
+        "data.records_per_person": None, "population.unit": "record", "population.max_records": None
+    },
+    "persons_4": {},
+    "persons_16": {"data.records_per_person": 16, "population.max_records": 16},
+}  # fmt: skip
+
+
+def persons(seed: int) -> Iterator[StudyRun]:
+    """The same records and epsilons, with budgets that protect records and persons."""
+    for part, fields in PERSONS.items():
+        for dist in PERSONS_DISTS:
+            for method in PERSONS_METHODS:
+                options = OPTIONS.get(method, {})
+                yield StudyRun(part, PERSONS_CONFIG, dist, method, "auto", seed, options, fields)
+
+
 PARTS: dict[str, Callable[[int], Iterator[StudyRun]]] = {
     **{part: partial(automatic, part) for part in IMAGES},
     **{part: partial(federation, part) for part in FEDERATIONS},
     **{part: partial(details, part) for part in DETAILS},
     "mnist_rule": rule,
+    "mnist_unhelpful": unhelpful,
+    "persons": persons,
+    **{part: partial(few_rounds, part) for part in FEW},
+    **{part: partial(cifar100, part) for part in CIFAR100},
     **{f"{part}_pixels": partial(pixels, part) for part in ("mnist", "fashion", "cifar10")},
     **{f"{part}_steps": partial(steps, part) for part in ("mnist", "fashion", "cifar10")},
     **{f"{part}_grid": partial(grid, part) for part in IMAGES},
+    **{f"{part}_grid": partial(federation_grid, part) for part in FEDERATIONS},
+    **{f"{part}_steps": partial(federation_steps, part) for part in FEDERATIONS},
 }
 
 
@@ -218,8 +327,13 @@ def play_together(study_runs: Sequence[StudyRun], workers: int) -> list[RunResul
         )
         run = prepare(config, method, study_run.seed, setup=setup)
         if strength:
-            auto = AutoSteps(config.training.rounds, float(strength))
+            rounds = config.training.rounds
+            variant = VARIANTS.get(strength)
+            auto = variant(rounds) if variant else AutoSteps(rounds, float(strength))
             run = replace(run, method=replace(run.method, auto=auto))
+        if study_run.part == "mnist_extrapolated":
+            method_of_run = replace(run.method, aggregator=Extrapolated(run.method.aggregator))
+            run = replace(run, method=method_of_run)
         prepared.append(run)
         cache_spending(prepared[-1].plans)
 
@@ -257,22 +371,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("parts", nargs="+", choices=list(PARTS))
     parser.add_argument("--seeds", default="0,1,2", help="seeds, separated by commas")
-    parser.add_argument("--dists", default=",".join(DISTS), help="populations to run")
+    parser.add_argument("--dists", help="populations to run, such as Dist1,Dist6; default: all")
     parser.add_argument("--workers", type=int, default=2, help="threads that train clients")
     parser.add_argument("--heart", help="folder with the files of the dataset heart")
     parser.add_argument("--results", type=Path, default=RESULTS, help="file of the results")
     arguments = parser.parse_args()
-    file, dists = result_file(arguments.results), arguments.dists.split(",")
+    file, dists = result_file(arguments.results), (arguments.dists or "").split(",")
     for part in arguments.parts:
         for seed in map(int, arguments.seeds.split(",")):
-            runs = [run for run in PARTS[part](seed) if run.population.split()[0] in dists]
-            if part == "heart" and arguments.heart is not None:
-                runs = [replace(run, fields={"data.folder": arguments.heart}) for run in runs]
+            runs = list(PARTS[part](seed))
+            if arguments.dists is not None:
+                runs = [run for run in runs if run.population.split()[0] in dists]
+            if part.startswith("heart") and arguments.heart is not None:
+                folder = {"data.folder": arguments.heart}
+                runs = [replace(run, fields={**run.fields, **folder}) for run in runs]
             missing = [run for run in runs if file.get(key_fields(run)) is None]
             began = time.time()
             for start in range(0, len(missing), TOGETHER):
                 batch = missing[start : start + TOGETHER]
-                results = play_together(batch, arguments.workers)
+                try:
+                    results = play_together(batch, arguments.workers)
+                except SourceError as error:  # of CIFAR-100: no machine of ours has its images
+                    raise SystemExit(f"{part}: not run: {' '.join(str(error).split())}") from None
                 for study_run, result in zip(batch, results, strict=True):
                     keep(study_run, result, file)
             minutes = (time.time() - began) / 60
@@ -280,7 +400,8 @@ def main() -> None:
 
 
 def _commit() -> str:
-    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    """The last commit that changed the library or the configs."""
+    command = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "src", "configs"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 

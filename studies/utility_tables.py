@@ -1,18 +1,15 @@
-"""Turn studies/results/utility.jsonl into the tables and figures of docs/utility.md.
+"""Turn studies/results/utility.jsonl into the tables and figures of docs/utility_results.md.
 
     python studies/utility_tables.py
 
-The command replaces everything between the two marks in the page. Cells without results stay
-empty.
+The command replaces everything between the two marks in the page, and in docs/utility_persons.md.
+Cells without results stay empty.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from utility import (
@@ -21,13 +18,28 @@ from utility import (
     IMAGES,
     METHODS,
     ORDERS,
-    RATES,
     REFERENCES,
     RESULTS,
     STEPS_DIST,
     STRENGTHS,
+    rates_of,
     result_file,
 )
+from utility_cells import (
+    accuracies,
+    all_cells,
+    at_the_edge,
+    best_of_grid,
+    cell,
+    default_differences,
+    difference,
+    standard_error,
+    table,
+)
+from utility_goals import ORDER_TITLES, goals
+from utility_joining import draw_joining, joining
+from utility_persons import PERSONS_PAGE, persons
+from utility_unhelpful import few_rounds, unhelpful
 
 from noisewise.paper.published import published_table
 from noisewise.report.chart import save_figure
@@ -35,7 +47,8 @@ from noisewise.report.study_figures import DotSeries, Step, population_dots, wat
 from noisewise.storage import write_atomic
 
 ROOT = Path(__file__).parents[1]
-PAGE, IMAGES_FOLDER = ROOT / "docs" / "utility.md", ROOT / "docs" / "images"
+PAGE, IMAGES_FOLDER = ROOT / "docs" / "utility_results.md", ROOT / "docs" / "images"
+FEDERATIONS_PAGE = ROOT / "docs" / "utility_federations.md"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 TITLES = {
     "mnist": "MNIST", "fashion": "Fashion-MNIST", "cifar10": "CIFAR-10",
@@ -45,42 +58,6 @@ PUBLISHED = {
     "mnist": "mnist_accuracy", "fashion": "fmnist_accuracy", "cifar10": "cifar10_accuracy",
     "encoder": "cifar10_accuracy",
 }  # fmt: skip
-Seeds = Mapping[int, dict[str, Any]]
-
-
-@lru_cache(maxsize=1)
-def _cells() -> Mapping[tuple[str, str, str, str], Seeds]:
-    cells: dict[tuple[str, str, str, str], dict[int, dict[str, Any]]] = {}
-    for result in result_file(RESULTS).read():
-        key = result["part"], result["population"], result["method"], result["rate"]
-        cells.setdefault(key, {})[result["seed"]] = result
-    return cells
-
-
-def accuracies(part: str, population: str, method: str, rate: str = "auto") -> dict[int, float]:
-    """The accuracy in percent by seed."""
-    cell = _cells().get((part, population, method, rate), {})
-    return {seed: 100 * result["accuracy"] for seed, result in sorted(cell.items())}
-
-
-def text(values: Sequence[float]) -> str:
-    """Mean and standard error over seeds; empty without values."""
-    if not values:
-        return ""
-    if len(values) == 1:
-        return f"{values[0]:.1f}"
-    return f"{np.mean(values):.1f} ± {np.std(values, ddof=1) / math.sqrt(len(values)):.1f}"
-
-
-def cell(part: str, population: str, method: str, rate: str = "auto") -> str:
-    """One cell of a table."""
-    return text(list(accuracies(part, population, method, rate).values()))
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table."""
-    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
-    return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
 def image_tables() -> list[str]:
@@ -100,55 +77,82 @@ def image_tables() -> list[str]:
                 f"**{method}, {features}**" if method == "NoiseWise" else f"{method}, {features}"
             )
             rows.append([label, *cells])
-        lines += [f"### {TITLES[part]}", "", f"![Accuracy of {TITLES[part]} in each population, "
-                  f"the values of the table below](images/utility-{part}.png)", ""]  # fmt: skip
+        image = f"![Accuracy of {TITLES[part]} in each population](images/utility-{part}.png)"
+        lines += [f"### {TITLES[part]}", "", image, ""]
         lines += table(["accuracy [%]", *DISTS], rows)
     return lines
 
 
-def best_of_grid(part: str, dist: str, method: str = "NoiseWise") -> tuple[str, dict[int, float]]:
-    """The rate of the grid with the highest mean accuracy, and its accuracies by seed."""
-    tried = {f"{rate:g}": accuracies(part, dist, method, f"{rate:g}") for rate in RATES}
-    known = {rate: values for rate, values in tried.items() if values}
-    if len(known) < len(RATES):
-        return "", {}
-    best = max(known, key=lambda rate: float(np.mean(list(known[rate].values()))))
-    return best, known[best]
-
-
-def default_differences() -> dict[tuple[str, str], float]:
-    """Accuracy of the automatic rate minus that of the best rate of the grid, in points."""
-    differences = {}
-    for part in IMAGES:
-        for dist in DISTS:
-            _, best = best_of_grid(part, dist)
-            auto = accuracies(part, dist, "NoiseWise")
-            seeds = sorted(set(best) & set(auto))
-            if seeds:
-                differences[part, dist] = float(np.mean([auto[s] - best[s] for s in seeds]))
-    return differences
-
-
 def default_table() -> list[str]:
-    """The automatic rate against the best of six rates."""
-    differences = default_differences()
+    """The automatic rate against the best rate of the grid."""
+    means: list[float] = []
     rows = []
     for part in IMAGES:
-        known = [differences[part, dist] for dist in DISTS if (part, dist) in differences]
-        cells = [
-            f"{differences[part, dist]:+.2f}" if (part, dist) in differences else ""
-            for dist in DISTS
-        ]
-        rows.append([TITLES[part], *cells, f"{np.mean(known):+.2f}" if known else ""])
-    lines = table(["auto minus best of six [points]", *DISTS, "mean"], rows)
-    if differences:
-        worst, mean = min(differences.values()), np.mean(list(differences.values()))
+        cells = [default_differences(part, dist) for dist in DISTS]
+        known = [float(np.mean(values)) for values in cells if values]
+        means += known
+        mean = f"{np.mean(known):+.2f}" if known else ""
+        rows.append([TITLES[part], *map(difference, cells), mean])
+    lines = table(["auto minus best of six rates [points]", *DISTS, "mean"], rows)
+    rows = []
+    for part, dist in FEDERATIONS.items():
+        cells = [default_differences(part, dist + order) for order in ORDERS]
+        means += [float(np.mean(values)) for values in cells if values]
+        rows.append([f"{part}, {dist}", *map(difference, cells)])
+    lines += table(["auto minus best of the grid [points]", *ORDER_TITLES], rows)
+    if means:
         lines += [
-            f"Over {len(differences)} cells, the mean difference is {mean:+.2f} points and the "
-            f"worst is {worst:+.2f} points.",
+            f"Over {len(means)} cells, the mean difference is {np.mean(means):+.2f} points and the "
+            f"worst is {min(means):+.2f} points. The best rate is chosen by the same held-out "
+            "records, which favours the grid.",
+            "",
+            f"Grids: {rates_text('mnist')}; real federations: {rates_text('heart')}. {edges()}",
             "",
         ]
     return lines
+
+
+def rates_text(part: str) -> str:
+    """The rates of a grid."""
+    return ", ".join(f"{rate:g}" for rate in rates_of(part))
+
+
+def edges() -> str:
+    """The cells whose best rate is the smallest or the largest of the grid."""
+    places = [(part, dist, dist) for part in IMAGES for dist in DISTS]
+    places += [
+        (part, dist + order, f"{dist}, {title}")
+        for part, dist in FEDERATIONS.items()
+        for order, title in zip(ORDERS, ORDER_TITLES, strict=True)
+    ]
+    return _edges([(part, population, "NoiseWise", f"{part} ({title})")
+                   for part, population, title in places])  # fmt: skip
+
+
+def start_edges() -> str:
+    """The first steps of the waterfalls whose best rate is at the edge of the grid."""
+    cells = []
+    for part in ("mnist", "fashion", "cifar10", *FEDERATIONS):
+        image = part in IMAGES
+        dist, plain = (STEPS_DIST, f"{part}_pixels") if image else (FEDERATIONS[part], part)
+        cells += [
+            (f"{part}_moments", dist, "DPFedAvg", f"{part}: DPFedAvg, moments"),
+            (plain, dist, "DPFedAvg", f"{part}: DPFedAvg, pld"),
+            (plain, dist, "NoiseWise", f"{part}: NoiseWise"),
+        ]
+    return _edges(cells)
+
+
+def _edges(cells: Sequence[tuple[str, str, str, str]]) -> str:
+    found = []
+    for part, population, method, label in cells:
+        if rate := at_the_edge(part, population, method):
+            found.append(f"{label}, {rate}")
+    if not found:
+        return "No best rate is at the edge of its grid."
+    return (
+        f"The best rate is at the edge of its grid, so a better one may exist: {'; '.join(found)}."
+    )
 
 
 def federation_table() -> list[str]:
@@ -162,38 +166,8 @@ def federation_table() -> list[str]:
         ]
         if any(any(row[1:]) for row in rows):
             lines += [f"### {part}", ""]
-            lines += table([f"accuracy [%], {dist}", "random order", "small sites stricter",
-                            "large sites stricter"], rows)  # fmt: skip
+            lines += table([f"accuracy [%], {dist}", *ORDER_TITLES], rows)
     return lines
-
-
-def joining_table() -> list[str]:
-    """How many clients of each real federation gain from the common model."""
-    rows = []
-    for part, dist in FEDERATIONS.items():
-        for order, label in zip(
-            ORDERS, ("random", "small stricter", "large stricter"), strict=True
-        ):
-            alone = _cells().get((part, dist + order, "Alone", "auto"), {})
-            common = _cells().get((part, dist + order, "NoiseWise", "auto"), {})
-            seeds = sorted(set(alone) & set(common))
-            if not seeds:
-                continue
-            gains: dict[str, list[float]] = {}
-            for seed in seeds:
-                own = dict(alone[seed]["clients"])
-                for client, value in dict(common[seed]["clients"]).items():
-                    gain = 100 * (value - own[client])
-                    gains.setdefault(client, []).append(gain)
-            means = [float(np.mean(values)) for values in gains.values()]
-            winners = sum(mean > 0 for mean in means)
-            rows.append(
-                [part, label, str(len(means)), str(winners), f"{np.mean(means):+.1f}",
-                 f"{min(means):+.1f}", f"{max(means):+.1f}"]
-            )  # fmt: skip
-    headings = ["federation", "epsilons", "clients", "clients that gain", "mean gain [points]",
-                "smallest", "largest"]  # fmt: skip
-    return table(headings, rows) if rows else []
 
 
 FEDERATION_SIZES = {"fars": (51, 1176), "heart": (4, 84), "vietnam": (194, 36), "spam": (5, 770)}
@@ -208,7 +182,7 @@ def estimate_table() -> list[str]:
             method: [
                 run["signal_share"]
                 for order in ORDERS
-                for run in _cells().get((part, dist + order, method, "auto"), {}).values()
+                for run in all_cells().get((part, dist + order, method, "auto"), {}).values()
             ]
             for method in ("NoiseWise", "RobustHDP", "DPFedAvg")
         }
@@ -243,33 +217,39 @@ def choice_tables() -> list[str]:
 
 def steps_of(part: str) -> list[Step]:
     """What each step is worth on one population; empty if a result is missing."""
+    image = part in IMAGES
+    dist, plain = (STEPS_DIST, f"{part}_pixels") if image else (FEDERATIONS[part], part)
+    start = "DPFedAvg on pixels, moments" if image else "DPFedAvg, moments"
     runs = [
-        (
-            "DPFedAvg on pixels, moments",
-            best_of_grid(f"{part}_moments", STEPS_DIST, "DPFedAvg")[1],
-        ),
-        ("accountant: pld", best_of_grid(f"{part}_pixels", STEPS_DIST, "DPFedAvg")[1]),
-        ("weights: NoiseWise", best_of_grid(f"{part}_pixels", STEPS_DIST, "NoiseWise")[1]),
-        ("features: scattering", best_of_grid(part, STEPS_DIST)[1]),
+        (start, best_of_grid(f"{part}_moments", dist, "DPFedAvg")[1]),
+        ("accountant: pld", best_of_grid(plain, dist, "DPFedAvg")[1]),
+        ("weights: NoiseWise", best_of_grid(plain, dist, "NoiseWise")[1]),
     ]
-    if not all(values for _, values in runs):
+    if image:
+        runs.append(("features: scattering", best_of_grid(part, dist)[1]))
+    runs.append(("defaults: no rate chosen", accuracies(part, dist, "NoiseWise")))
+    if part == "cifar10":
+        runs.append(("public encoder", accuracies("encoder", dist, "NoiseWise")))
+    seeds = sorted(set.intersection(*(set(values) for _, values in runs)))
+    if not seeds:
         return []
-    seeds = sorted(runs[-1][1])
-    auto = accuracies(part, STEPS_DIST, "NoiseWise")
-    steps = [Step(label, float(np.mean(list(values.values())))) for label, values in runs]
-    steps.append(Step("defaults: no rate chosen", float(np.mean([auto[s] for s in seeds]))))
-    if part == "cifar10" and (encoder := accuracies("encoder", STEPS_DIST, "NoiseWise")):
-        values = [encoder[s] for s in seeds if s in encoder]
-        steps.append(Step("public encoder", float(np.mean(values))))
+    steps: list[Step] = []
+    before: dict[int, float] = {}
+    for label, values in runs:
+        changes = [values[seed] - before[seed] for seed in seeds if before]
+        mean = float(np.mean([values[seed] for seed in seeds]))
+        steps.append(Step(label, mean, standard_error(changes)))
+        before = values
     return steps
 
 
 def step_figures() -> list[str]:
     """The waterfall of each dataset, as an image and its values."""
     lines: list[str] = []
-    for part in ("mnist", "fashion", "cifar10"):
+    for part in ("mnist", "fashion", "cifar10", *FEDERATIONS):
         if steps := steps_of(part):
-            title = f"{TITLES[part]}, {STEPS_DIST}: what each step is worth"
+            dist = STEPS_DIST if part in IMAGES else FEDERATIONS[part]
+            title = f"{TITLES.get(part, part)}, {dist}: what each step is worth"
             chart = waterfall(steps, name=f"utility-steps-{part}", title=title)
             save_figure(chart.figure, IMAGES_FOLDER, chart.name, ("png",))
             lines += [f"![{title}](images/{chart.name}.png)", ""]
@@ -279,19 +259,24 @@ def step_figures() -> list[str]:
 
 def draw_populations() -> None:
     """One figure for each dataset."""
-    for part, (_, methods) in IMAGES.items():
+    for part in IMAGES:
+        encoder = part == "encoder"
+        base, features = ("cifar10", "encoder") if encoder else (part, "scattering")
         published = {d: v[0] for d, v in published_table(PUBLISHED[part])["RobustHDP"].items()}
+        drawn = [
+            ("NoiseWise, pixels", f"{base}_pixels", "NoiseWise", ""),
+            *([("NoiseWise, scattering", base, "NoiseWise", "")] if encoder else []),
+            (f"DPFedAvg, {features}", part, "DPFedAvg", "DPFedAvg"),
+            (f"NoiseWise, {features}", part, "NoiseWise", "NoiseWise"),
+        ]
         series = [
             DotSeries("published Robust-HDP", {d: published[d] for d in DISTS}, "RobustHDP", True)
         ]
-        for method in methods[:3]:
-            values = {d: list(accuracies(part, d, method).values()) for d in DISTS}
-            known = {d: v for d, v in values.items() if v}
-            if known:
-                series.append(DotSeries(method, known))
-        if len(series) > 1:
-            chart = population_dots(series, name=f"utility-{part}", title=TITLES[part])
-            save_figure(chart.figure, IMAGES_FOLDER, chart.name, ("png",))
+        for label, source, method, style in drawn:
+            values = {d: list(accuracies(source, d, method).values()) for d in DISTS}
+            series.append(DotSeries(label, {d: v for d, v in values.items() if v}, style))
+        chart = population_dots(series, name=f"utility-{part}", title=TITLES[part])
+        save_figure(chart.figure, IMAGES_FOLDER, chart.name, ("png",))
 
 
 def page() -> str:
@@ -302,23 +287,46 @@ def page() -> str:
         f"Results of {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, {', '.join(machine)}. "
         "Cells are means over seeds with standard errors; one number means one seed.",
         "",
+        "## Goals of this study",
+        "",
+        *goals(),
         "## Accuracy at the same budgets",
         "",
         *image_tables(),
-        "## Without tuning: the automatic rate against the best of six rates",
+        "## Without tuning: the automatic rate against a grid",
         "",
         *default_table(),
+        "### Few rounds",
+        "",
+        *few_rounds(),
         "## Choices of the rule and of the head",
         "",
         *choice_tables(),
         "## What each step is worth",
         "",
+        "Each bar is the difference that one step makes when it is added to the steps above it. "
+        "All steps before the defaults use the best rate of the grid. Image datasets and vietnam: "
+        "seed 0; fars and heart: seeds 0 to 2, with standard errors of the differences. The tables "
+        "have no features step, because their columns are used as they are. The axes do not begin "
+        f"at 0. {start_edges()}",
+        "",
         *step_figures(),
+        *unhelpful(),
+    ]
+    return "\n".join(lines)
+
+
+def federations_page() -> str:
+    """Everything between the marks of the page about real federations."""
+    lines = [
         "## Real federations",
         "",
         "Clients are states (fars), hospitals (heart), communes (vietnam) and collections of "
         "e-mails (spam); see [Data](data.md). FedAvg has no privacy, and Oracle knows the true "
-        "noise: both are references. NoiseWise and RobustHDP are told nothing about the clients.",
+        "noise: both are references. The server receives nothing about the clients besides their "
+        "updates with NoiseWise and RobustHDP. WeiAvg, PFA and BudgetAvg need the clients' "
+        "epsilons; DPFedAvg, MinEpsilon and BudgetAvg need their numbers of records. Alone "
+        "discloses nothing either, because it has no common model: each client has its own.",
         "",
         *federation_table(),
         "### Few parameters: rough estimates of the noise",
@@ -330,32 +338,25 @@ def page() -> str:
         "clients with the least noise. On spam this is worth several points of accuracy.",
         "",
         *estimate_table(),
-        "## Does joining pay?",
-        "",
-        "`Alone` trains one model for each client, at the client's own epsilon. Gains are those of "
-        "NoiseWise's common model over it, on the client's own held-out records, as a mean over "
-        "seeds.",
-        "",
-        *joining_table(),
-        "- fars: most states gain. States with few records gain most (Alaska and Vermont more than "
-        "20 points); Alabama and Virginia lose 13 points, because a model of their own fits them "
-        "better than one model for all states.",
-        "- heart: joining does not pay. Four hospitals are too few, and each has enough records "
-        "for 84 parameters.",
-        "- vietnam: two thirds of the communes gain, but little on average.",
-        "- spam: each collection has e-mails of one class only. A model trained alone predicts "
-        "this class for every e-mail, and its accuracy on the client's own records says nothing.",
+        *joining(),
     ]
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Draw the figures and write the page."""
+    """Draw the figures and write the pages."""
     draw_populations()
-    content = PAGE.read_text()
-    before, after = content.partition(BEGIN)[0], content.partition(END)[2]
-    write_atomic(PAGE, f"{before}{BEGIN}\n\n{page().strip()}\n\n{END}{after}".encode())
-    print(f"wrote {PAGE}")
+    draw_joining(IMAGES_FOLDER)
+    pages = {
+        PAGE: page(),
+        FEDERATIONS_PAGE: federations_page(),
+        PERSONS_PAGE: "\n".join(persons()),
+    }
+    for path, text in pages.items():
+        content = path.read_text()
+        before, after = content.partition(BEGIN)[0], content.partition(END)[2]
+        write_atomic(path, f"{before}{BEGIN}\n\n{text.strip()}\n\n{END}{after}".encode())
+        print(f"wrote {path}")
 
 
 if __name__ == "__main__":

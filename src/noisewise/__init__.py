@@ -6,8 +6,9 @@ model -> report. The names in ``__all__`` are the public API.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from noisewise.lazy_imports import lazy_names
 
 __version__ = "0.1.0"
 
@@ -43,14 +44,17 @@ if TYPE_CHECKING:
         make_clients,
         simulate,
     )
+    from noisewise.federation.trained_model import load_model
     from noisewise.noise import NoiseEstimate, convergence_bound, make_estimator
     from noisewise.privacy import Ledger, LocalPlan, PrivacyBudget, epsilon_spent, make_plan
     from noisewise.report import write_comparison
+    from noisewise.report.model_card import model_card
     from noisewise.training import local_update, make_model
+    from noisewise.training.engine.layer_rules import register_layer_rule
+    from noisewise.training.engine.model_explanation import explain_model
     from noisewise.training.features import make_features as features
+    from noisewise.training.gradient_norms import gradient_norms
 
-# Names are imported on first use, so `import noisewise` and `noisewise --help` do not load torch.
-# "module:name" if the object has another name in its module.
 _HOMES = {
     "Attack": "federation",
     "Client": "federation",
@@ -75,9 +79,12 @@ _HOMES = {
     "compare": "experiments",
     "convergence_bound": "noise",
     "epsilon_spent": "privacy",
+    "explain_model": "training.engine.model_explanation",
     "features": "training.features:make_features",
+    "gradient_norms": "training.gradient_norms",
     "load_config": "experiments",
     "load_dataset": "data",
+    "load_model": "federation.trained_model",
     "load_result": "federation",
     "local_update": "training",
     "make_clients": "federation",
@@ -87,8 +94,10 @@ _HOMES = {
     "make_plan": "privacy",
     "make_specs": "data",
     "map_dataset": "experiments.feature_records",
+    "model_card": "report.model_card",
     "plan_clients": "aggregation",
     "prepare": "experiments.prepare",
+    "register_layer_rule": "training.engine.layer_rules",
     "run": "experiments",
     "simulate": "federation",
     "split_dataset": "data",
@@ -121,9 +130,12 @@ __all__ = [
     "compare",
     "convergence_bound",
     "epsilon_spent",
+    "explain_model",
     "features",
+    "gradient_norms",
     "load_config",
     "load_dataset",
+    "load_model",
     "load_result",
     "local_update",
     "make_clients",
@@ -133,8 +145,10 @@ __all__ = [
     "make_plan",
     "make_specs",
     "map_dataset",
+    "model_card",
     "plan_clients",
     "prepare",
+    "register_layer_rule",
     "run",
     "simulate",
     "split_dataset",
@@ -143,12 +157,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'noisewise' has no attribute {name!r}")
-    module, _, own_name = _HOMES[name].partition(":")
-    return getattr(importlib.import_module(f"noisewise.{module}"), own_name or name)
+__getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 
 from noisewise.errors import InvalidValueError
@@ -11,6 +12,8 @@ from noisewise.text import printable
 
 __all__ = [
     "fraction",
+    "known_name",
+    "matching_name",
     "no_repeats",
     "non_negative_int",
     "non_negative_number",
@@ -18,6 +21,8 @@ __all__ = [
     "positive_number",
     "printable_name",
     "repeated",
+    "similar_name",
+    "with_suggestion",
 ]
 
 
@@ -109,6 +114,67 @@ def printable_name(field: str, value: object) -> str:
             "direction",
         )
     return value
+
+
+def matching_name(value: str, names: Iterable[str]) -> str:
+    """Return the one of ``names`` that equals ``value`` up to case, "_" and "-", or ``value``.
+
+    Example:
+        >>> matching_name("fashion_MNIST", ["mnist", "fashion-mnist"])
+        'fashion-mnist'
+    """
+    names = list(names)
+    if value in names:
+        return value
+    return {_spelling(name): name for name in names}.get(_spelling(value), value)
+
+
+def known_name(field: str, value: object, names: Iterable[str], or_else: str = "") -> str:
+    """Return the one of ``names`` that ``value`` means; see `matching_name`.
+
+    Args:
+        field: name of the argument or config key, for the error.
+        value: the name that was given.
+        names: all names.
+        or_else: what else is allowed, for the error: ", or a path".
+
+    Raises:
+        InvalidValueError: there is no such name. The message suggests the most similar one.
+
+    Example:
+        >>> known_name("method.name", "RobustHPD", ["NoiseWise", "RobustHDP"])
+        Traceback (most recent call last):
+        ...
+        noisewise.errors.InvalidValueError: method.name = 'RobustHPD': did you mean RobustHDP? ...
+    """
+    names = list(names)
+    if isinstance(value, str) and (name := matching_name(value, names)) in names:
+        return name
+    allowed = f"must be one of {', '.join(names)}{or_else}"
+    raise InvalidValueError(field, value, with_suggestion(value, names, allowed))
+
+
+def similar_name(value: object, names: Iterable[str]) -> str | None:
+    """Return the one of ``names`` that is most similar to ``value``; None if none is similar.
+
+    Example:
+        >>> similar_name("pdl", ["moments", "pld", "rdp"])
+        'pld'
+    """
+    by_spelling = {_spelling(name): name for name in names}
+    similar = difflib.get_close_matches(_spelling(str(value)), by_spelling, n=1)
+    return by_spelling[similar[0]] if similar else None
+
+
+def with_suggestion(value: object, names: Iterable[str], allowed: str) -> str:
+    """Return ``allowed``, which says what a name must be, after the most similar of ``names``."""
+    name = similar_name(value, names)
+    return allowed if name is None else f"did you mean {name}? It {allowed}"
+
+
+def _spelling(name: str) -> str:
+    """A name without differences in spelling that users do not intend."""
+    return name.casefold().replace("_", "").replace("-", "")
 
 
 def repeated(names: Sequence[str]) -> str | None:

@@ -17,6 +17,7 @@ __all__ = [
     "SourceError",
     "UnsupportedModelError",
     "UpdateError",
+    "VaultError",
 ]
 
 
@@ -53,10 +54,8 @@ class AccountingError(NoisewiseError):
 class DiskFullError(NoisewiseError, OSError):
     """The disk is full. Files that were written before are complete, so a run can be resumed.
 
-    Args:
-        errno: the error number of the operating system.
-        strerror: the error text of the operating system.
-        filename: the file that could not be written.
+    It takes what `OSError` takes: the error number and the error text of the operating system, and
+    the file that could not be written.
     """
 
     def __str__(self) -> str:
@@ -98,3 +97,7 @@ class SourceError(NoisewiseError):
 
 class MissingExtraError(NoisewiseError):
     """An optional library is not installed. The message contains the install command."""
+
+
+class VaultError(NoisewiseError):
+    """A vault cannot start, cannot be reached, or its connection failed."""

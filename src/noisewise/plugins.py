@@ -10,7 +10,10 @@ from pathlib import Path
 
 from noisewise.errors import InvalidValueError
 
-__all__ = ["load_object"]
+__all__ = ["OR_OWN", "load_object"]
+
+OR_OWN = ', or "package.module:name"'
+"""For errors about a name that may also be that of a user's own object."""
 
 
 def load_object(spec: str, field: str = "name") -> object:
@@ -63,9 +66,12 @@ def _append_current_folder() -> None:
 
 def _hidden_file_hint(package: str) -> str:
     """Return a hint if an installed module has the same name as a file of the current folder."""
-    own = next((path for path in (Path(f"{package}.py"), Path(package)) if path.exists()), None)
+    own_file = next(
+        (path for path in (Path(f"{package}.py"), Path(package)) if path.exists()), None
+    )
     module = sys.modules.get(package)
     origin = getattr(module, "__file__", None)
-    if own is None or module is None or (origin and Path(origin).is_relative_to(Path.cwd())):
+    if own_file is None or module is None or (origin and Path(origin).is_relative_to(Path.cwd())):
         return ""
-    return f"; {own} of the current folder is hidden by {origin or 'a built-in module'}: rename it"
+    hiding = origin or "a built-in module"
+    return f"; {own_file} of the current folder is hidden by {hiding}: rename it"

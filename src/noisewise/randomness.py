@@ -56,6 +56,10 @@ class RandomSource(Protocol):
         """Return the indices of a Poisson sample: each record with probability ``rate``."""
         ...
 
+    def record_order(self, step: int, person: int, size: int) -> NDArray[np.int64]:
+        """Return a random order of the ``size`` records of one person in one step."""
+        ...
+
     def normal(self, step: int, size: int) -> NDArray[np.floating[Any]]:
         """Return independent standard normal numbers for the noise of one step."""
         ...
@@ -116,18 +120,22 @@ class SeededRandom:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def _generator(self, purpose: str, step: int) -> np.random.Generator:
+    def _generator(self, purpose: str, step: int, person: int = 0) -> np.random.Generator:
         if purpose not in self._streams:
             stream = keyed_generator(self.seed, self.round, self.client, purpose)
             self._streams[purpose] = stream, dict(stream.bit_generator.state)
         generator, state = self._streams[purpose]
-        state["state"]["counter"][:] = (0, 0, step, 0)
+        state["state"]["counter"][:] = (0, person, step, 0)
         generator.bit_generator.state = state
         return generator
 
     def poisson_sample(self, step: int, size: int, rate: float) -> NDArray[np.int64]:
         """See `RandomSource`."""
         return np.flatnonzero(self._generator("sampling", step).random(size) < rate)
+
+    def record_order(self, step: int, person: int, size: int) -> NDArray[np.int64]:
+        """See `RandomSource`."""
+        return self._generator("records of a person", step, person).permutation(size)
 
     def normal(self, step: int, size: int) -> NDArray[np.float32]:
         """See `RandomSource`. Three times as fast as numpy's normal numbers (see `_box_muller`)."""
@@ -164,6 +172,10 @@ class SecureRandom:
     def poisson_sample(self, step: int, size: int, rate: float) -> NDArray[np.int64]:
         """See `RandomSource`. ``step`` has no effect."""
         return np.flatnonzero(self._uniform(size) <= rate)
+
+    def record_order(self, step: int, person: int, size: int) -> NDArray[np.int64]:
+        """See `RandomSource`. ``step`` and ``person`` have no effect."""
+        return np.argsort(self._uniform(size))
 
     def normal(self, step: int, size: int) -> NDArray[np.float64]:
         """See `RandomSource`. Box and Muller's transform of uniform numbers."""

@@ -7,6 +7,8 @@ import json
 import math
 import os
 import sqlite3
+import struct
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ __all__ = [
     "cache_dir",
     "disk_full",
     "file_lock",
+    "lock_is_held",
     "reserve",
     "sole_lock",
     "sync_folder",
@@ -90,8 +93,8 @@ def sole_lock(path: Path, patience: float = 0.0) -> Iterator[None]:
         BlockingIOError: another thread holds the lock, or another process still holds it after
             ``patience`` seconds.
     """
-    own, mark = os.getpid(), object()
-    key = own, str(path.resolve())
+    process, mark = os.getpid(), object()
+    key = process, str(path.resolve())
     if _HELD.setdefault(key, mark) is not mark:
         raise BlockingIOError(errno.EAGAIN, "is locked by another thread", str(path))
     try:
@@ -99,7 +102,7 @@ def sole_lock(path: Path, patience: float = 0.0) -> Iterator[None]:
         try:
             yield
         finally:
-            if file is not None and os.getpid() == own:
+            if file is not None and os.getpid() == process:
                 path.unlink(missing_ok=True)  # before the release, so no other process has it
             if file is not None:
                 os.close(file)
@@ -134,6 +137,36 @@ def _lock(path: Path, deadline: float) -> int | None:
         except FileNotFoundError:
             pass
         os.close(file)  # the previous holder removed the file after we opened it
+
+
+# C's struct flock on 64-bit systems, and the position of the lock's type in it.
+_FLOCK_LAYOUTS = {"linux": ("hhqqi4x", 0), "darwin": ("qqihh", 3)}
+
+
+def lock_is_held(path: Path) -> bool | None:
+    """Whether another process holds the lock of `sole_lock` on a file, without taking it.
+
+    Args:
+        path: the lock file; one that does not exist is not locked.
+
+    Returns:
+        None if this system or file system cannot tell. A lock of this process counts as not held.
+    """
+    layout, kind = _FLOCK_LAYOUTS.get(sys.platform, ("", 0))
+    if not layout or sys.maxsize < 2**32:
+        return None
+    import fcntl
+
+    fields = [0] * 5
+    fields[kind] = fcntl.F_WRLCK
+    try:
+        with open(path, "rb") as file:
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(layout, *fields))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    return bool(struct.unpack(layout, answer)[kind] != fcntl.F_UNLCK)
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -222,6 +255,11 @@ def reserve(path: Path) -> None:
 
 def _plain(value: Any) -> Any:
     """Return the value with types that JSON has; NaN and infinite numbers become None."""
+    kind = type(value)  # the frequent types first: a record has several numbers of each client
+    if kind is float:
+        return value if math.isfinite(value) else None
+    if kind is str or kind is int or value is None:
+        return value
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-__all__ = ["align_columns", "printable"]
+__all__ = ["REPR_LENGTH", "align_columns", "array_text", "list_text", "printable", "short_repr"]
+
+REPR_LENGTH = 200
+"""The largest length of the repr of an object of the public API."""
 
 _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, formats (bidi), surrogates, separators
 
@@ -81,3 +85,61 @@ def align_columns(
     if rule:
         lines.insert(1, "  ".join("-" * width for width in widths))
     return lines
+
+
+def list_text(names: Sequence[str]) -> str:
+    """Return names as a list in a sentence.
+
+    Example:
+        >>> list_text(["a"]), list_text(["a", "b"]), list_text(["a", "b", "c"])
+        ('a', 'a and b', 'a, b and c')
+    """
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def short_repr(thing: object, **facts: object) -> str:
+    """Return ``Name(fact=value, ...)`` in one line of at most `REPR_LENGTH` characters.
+
+    Args:
+        thing: gives the name: its class.
+        facts: what identifies it. Numbers are rounded to 4 digits; facts that are None are left
+            out.
+
+    Example:
+        >>> short_repr(object(), round=3, accuracy=0.912345, dropped=None, method="WeiAvg")
+        "object(round=3, accuracy=0.9123, method='WeiAvg')"
+    """
+    shown = [f"{name}={_fact(value)}" for name, value in facts.items() if value is not None]
+    text = printable(f"{type(thing).__name__}({', '.join(shown)})")
+    return text if len(text) <= REPR_LENGTH else f"{text[: REPR_LENGTH - 4]}...)"
+
+
+def _fact(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else repr(value)
+
+
+class _Plain(str):
+    """Text whose repr has no quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def array_text(arrays: Any) -> str:
+    """Return the type and shape of an array, a tensor, or several of them.
+
+    Example:
+        >>> import numpy as np
+        >>> array_text({"text": np.zeros((3, 5), np.int32), "age": np.zeros(3)})
+        {'text': int32[3, 5], 'age': float64[3]}
+    """
+    if isinstance(arrays, Mapping):
+        parts = ", ".join(f"{name!r}: {array_text(array)}" for name, array in arrays.items())
+        return _Plain(f"{{{parts}}}")
+    if isinstance(arrays, tuple):
+        return _Plain(f"({', '.join(map(array_text, arrays))})")
+    kind = str(arrays.dtype).rpartition(".")[2]
+    return _Plain(f"{kind}{list(arrays.shape)}")

@@ -21,7 +21,8 @@ def follow_parent() -> None:
     """In a worker: ignore Ctrl-C, and end when the parent process has ended.
 
     Ctrl-C reaches all processes of a terminal, but the parent ends its workers. A parent that was
-    killed cannot end them; they would go on and write beside the workers of a resumed run.
+    killed cannot end them; they would continue and write at the same time as the workers of a
+    resumed run.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()

@@ -192,7 +192,7 @@ class LosesItWhenReseeded(own_parts.ByNoise):
 
 
 def test_a_method_that_cannot_be_guarded_is_named_with_what_is_missing() -> None:
-    words = r"method.name = 'WeiAvg'.*WeiAvg has no guard and no with_guard.*own_parts.md"
+    words = r"method.name = 'WeiAvg'.*WeiAvg has no guard and no with_guard.*own_aggregators.md"
     with pytest.raises(InvalidValueError, match=words):
         make_method("WeiAvg").guarded(FLOOR, 1)
     plain = Method("mine", own_parts.Median())

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from noisewise.aggregation import ServerView, UpdateMatrix
 from noisewise.aggregation.base import Disclosure
 from noisewise.aggregation.guard import Guard
-from noisewise.aggregation.methods import METHODS, Method, make_method
+from noisewise.aggregation.method_facts import METHODS
+from noisewise.aggregation.methods import Method, make_method
 from noisewise.aggregation.noise_floor import plan_noise
 from noisewise.aggregation.permitted_plans import Permitted, floor_basis
 from noisewise.cli import app
@@ -267,7 +268,7 @@ def test_the_demo_learns_under_the_templates_floor_and_drops_no_honest_site(
     from flwr.app import Array, ArrayRecord, Message, RecordDict
 
     from noisewise.flower.client import make_client_app
-    from noisewise.flower.public_accuracy import public_evaluation
+    from noisewise.flower.public_scores import public_evaluation
     from noisewise.flower.strategy import NoiseAware
     from noisewise.training.models import make_model
 

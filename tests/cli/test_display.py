@@ -10,7 +10,8 @@ from federation_helpers import small_run
 from rich.console import Console
 
 from noisewise.cli import display
-from noisewise.federation.results import RoundRecord
+from noisewise.federation.round_record import RoundRecord
+from noisewise.federation.task_info import TaskInfo
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_an_unevaluated_round_keeps_the_last_accuracy(records: tuple[RoundRecord
 
 @pytest.mark.parametrize("lost", ["aggregate_noise", "accuracy"])
 def test_what_is_unknown_is_not_shown(lost: str, records: tuple[RoundRecord, ...]) -> None:
-    note = display._note(replace(records[0], **{lost: None}))
+    note = display._note(replace(records[0], **{lost: None}), TaskInfo().main)
     assert ("noise" in note) == (lost == "accuracy")
     assert ("accuracy" in note) == (lost == "aggregate_noise")
 

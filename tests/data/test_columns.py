@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from noisewise.data import clients_from_files, dataset_from_csv, parse_columns, split_dataset
 from noisewise.data.columns import MISSING_CELLS
 from noisewise.data.csv_records import read_csv
-from noisewise.data.tables import Roles, code_rows
+from noisewise.data.federation_tables import Roles, code_rows
 from noisewise.errors import InvalidValueError
 
 DECLARATION = """
@@ -139,7 +139,7 @@ def test_every_usual_missing_cell_counts_as_missing() -> None:
         ({"a": {"type": "category", "categories": []}}, "at least 1 item"),
         ({"a": {"type": "category", "categories": ["x", "x"]}}, "must all differ"),
         ({"a": {"type": "category", "categories": [1, "x"]}}, "must be a valid"),
-        ({"a": {"type": "category", "categories": [" x"]}}, "no blanks around"),
+        ({"a": {"type": "category", "categories": [" x"]}}, "no blanks at the start"),
         ({"a": {"type": "category", "categories": ["a\x1b"]}}, "no control characters"),
         ({"a": {"type": "category", "categories": ["x"], "missing": "y"}}, "one of the categories"),
         ({"a": {"type": "category", "categories": ["own"], "missing": "own"}}, "ambiguous"),
@@ -160,7 +160,7 @@ def test_faults_of_a_declaration_are_named(columns: object, words: str) -> None:
     [
         (HEADER + ",height", "'height': must be declared"),
         (HEADER.replace(",age,", ",Age,"), "'Age': must be declared"),
-        (HEADER.replace(",age,", ","), "'age': is no column of"),
+        (HEADER.replace(",age,", ","), "'age': must be a column of"),
         (HEADER + ",age", "'age': is the name of two columns"),
     ],
 )

@@ -193,10 +193,10 @@ def test_arrays() -> None:
     ("options", "field"),
     [
         ({"inputs": [["a"]], "targets": [0]}, "inputs"),
-        ({"inputs": [[np.nan]], "targets": [0]}, "inputs"),
-        ({"inputs": [[1e300]], "targets": [0]}, "inputs"),
+        ({"inputs": [[np.nan]], "targets": [0]}, "inputs, record 0"),
+        ({"inputs": [[1e300]], "targets": [0]}, "inputs, record 0"),
         ({"inputs": [[1.0]], "targets": [0.5]}, "targets"),
-        ({"inputs": [[1.0]], "targets": [-1]}, "targets"),
+        ({"inputs": [[1.0]], "targets": [-1]}, "targets, record 0"),
         ({"inputs": [[1.0]], "targets": [0, 1]}, "targets"),
         ({"inputs": np.zeros((0, 2)), "targets": np.zeros(0, int)}, "targets"),
         ({"inputs": [[1.0]], "targets": [0], "test_inputs": [[1.0]]}, "test_targets"),
@@ -204,7 +204,7 @@ def test_arrays() -> None:
             {"inputs": [[1.0]], "targets": [0], "test_inputs": [[1.0, 2.0]], "test_targets": [0]},
             "test_inputs",
         ),
-        ({"inputs": [[1.0]], "targets": [3], "n_classes": 2}, "targets"),
+        ({"inputs": [[1.0]], "targets": [3], "n_classes": 2}, "targets, record 0"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:overflow")

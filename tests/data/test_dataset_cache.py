@@ -97,7 +97,11 @@ def test_normalisation_of_the_paper() -> None:
     assert CATALOGUE["mnist"].scaling == Scaling((0.1307,), (0.3081,))
     assert CATALOGUE["cifar10"].scaling == CATALOGUE["cifar100"].scaling
     assert CATALOGUE["cifar10"].scaling == Scaling((0.5,) * 3, (0.5,) * 3)
-    assert [CATALOGUE[name].deal_test for name in CATALOGUE] == [False, False, True, True]
+    deals = {
+        name: CATALOGUE[name].deal_test
+        for name in ("mnist", "fashion-mnist", "cifar10", "cifar100")
+    }
+    assert deals == {"mnist": False, "fashion-mnist": False, "cifar10": True, "cifar100": True}
 
 
 def test_status_and_verify(hand: Path) -> None:
@@ -331,7 +335,7 @@ def test_a_killed_download_is_resumed() -> None:
         assert 0 < size < len(archive)
         assert status().state == "not cached"
         behaviour.pause = 0.0
-        out, err = child(base, archive).communicate(timeout=60)
+        out, err = child(base, archive).communicate(timeout=600)
     assert out == ANSWER, err
     assert behaviour.requests == [(tiny.ARCHIVE, None), (tiny.ARCHIVE, f"bytes={size}-")]
 
@@ -341,7 +345,7 @@ def test_processes_at_once_fetch_once() -> None:
     with tiny.server({tiny.ARCHIVE: archive}) as (base, behaviour):
         behaviour.pause = 0.02
         children = [child(base, archive) for _ in range(4)]
-        answers = [process.communicate(timeout=120) for process in children]
+        answers = [process.communicate(timeout=600) for process in children]
     assert [out for out, _ in answers] == [ANSWER] * 4, answers
     assert len(behaviour.requests) == 1
 

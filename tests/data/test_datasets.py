@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from noisewise.data import Dataset, Examples, Scaling, dataset_names, load_dataset
+from noisewise.data.examples import IMAGES
 from noisewise.errors import InvalidValueError
 
 
@@ -29,8 +30,11 @@ def test_digits_are_there_without_a_network() -> None:
 
 def test_arrays_scale_by_the_closed_form() -> None:
     raw = examples()
-    plain, targets = raw.arrays()
-    np.testing.assert_allclose(plain, raw.inputs / 255, rtol=1e-6)
+    ids, targets = raw.arrays()
+    assert ids.dtype == np.int64  # whole numbers stay whole unless they are declared to be images
+    np.testing.assert_array_equal(ids, raw.inputs)
+    plain, _ = examples(scaling=IMAGES).arrays()
+    np.testing.assert_array_equal(plain, raw.inputs.astype(np.float32) / np.float32(255))
     np.testing.assert_array_equal(targets, raw.targets)
     scalar, _ = examples(scaling=Scaling((0.1307,), (0.3081,))).arrays()
     np.testing.assert_allclose(scalar, (raw.inputs / 255 - 0.1307) / 0.3081, rtol=1e-5)
@@ -75,7 +79,7 @@ def test_take_frees_a_memory_map(tmp_path) -> None:
         (lambda: Scaling((0.5,), (0.0,)), "scaling.std"),
         (lambda: Scaling((float("nan"),), (1.0,)), "scaling.mean"),
         (lambda: examples(scaling=Scaling((0.5,) * 3, (0.5,) * 3)).arrays(), "scaling.mean"),
-        (lambda: Dataset("a", examples(4), None, 3), "targets"),
+        (lambda: Dataset("a", examples(4), None, 3), "targets, record 3"),
         (lambda: Dataset("a", examples(4), None, 4, deal_test=True), "deal_test"),
         (lambda: Dataset("a", examples(4), None, 0), "n_classes"),
     ],

@@ -123,7 +123,7 @@ def test_fars() -> None:
     assert data.group_names == ("Alabama", "Alaska")
     assert data.groups is not None
     assert data.groups.tolist() == [1, 0, 0, 1]
-    with pytest.raises(InvalidValueError, match=r"fars.dat: columns = '.+': is no column of"):
+    with pytest.raises(InvalidValueError, match=r"fars.dat: columns = '.+': must be a column of"):
         load_dataset("fars")  # the real columns
 
 

@@ -279,7 +279,7 @@ zlib.decompress((folder / "stream").read_bytes())
 print(read - start, peak() - start)
 """
     words = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=600)
     read_mb, inflated_mb = map(float, done.stdout.split())
     assert read_mb < 20 < 150 < inflated_mb
 

@@ -16,7 +16,7 @@ from noisewise.data import load_dataset, load_texts, split_dataset, verify_datas
 from noisewise.data.cache import dataset_folder
 from noisewise.data.federations import FEDERATIONS
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.registry
 
 
 @pytest.fixture(autouse=True)

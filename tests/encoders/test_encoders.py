@@ -287,7 +287,26 @@ def test_any_bytes_have_features(bert: BertFiles) -> None:
     for record in (*noise, np.zeros(64, np.uint8), np.full(64, 255, np.uint8)):
         vector = features.of_record(record.astype(np.float32) / np.float32(255))
         assert np.isfinite(vector).all()
-    assert np.isfinite(features.of_record(np.full(64, 1e30, np.float32))).all()
+        assert np.array_equal(features.of_record(record), vector)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64])
+def test_bytes_that_were_not_divided_by_255_are_an_error(
+    kind: type[np.number[Any]], bert: BertFiles
+) -> None:
+    features = make_features(
+        "noisewise.encoders:minilm",
+        (64,),
+        options=bert.options,
+        weights=bert.weights,
+        sha256=bert.sha256,
+        mean=[0.5],
+    )
+    text = text_records(["See you at noon"], 64)[0]
+    message = r"record = 83.0: must be in \[0, 1\] for noisewise.encoders:minilm: divide bytes by"
+    with pytest.raises(InvalidValueError, match=message):
+        features.of_record(text.astype(kind))
+    assert np.isfinite(features.of_record(text)).all()
 
 
 def test_the_vocabulary_is_pinned_and_a_part_of_the_identity(bert: BertFiles) -> None:
@@ -462,7 +481,7 @@ def test_the_commands(noisewise: Noisewise) -> None:
     code, out, _ = noisewise("encoders", "list")
     assert code == 0
     for name, info in ENCODERS.items():
-        assert f"{name:<20} not cached" in out
+        assert f"{name:<18}  not cached" in out
         assert info.licence in out
     code, _, err = noisewise("encoders", "get", "nothing")
     assert code == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import subprocess
 import sys
 import weakref
 from collections import Counter
@@ -18,7 +19,7 @@ import noisewise as nw
 from noisewise.errors import AccountingError, InvalidValueError, MissingExtraError
 from noisewise.experiments import population
 from noisewise.experiments.config import dump_config, load_config
-from noisewise.federation.results import RoundRecord
+from noisewise.federation.round_record import RoundRecord
 from noisewise.privacy import plan as plan_module
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.toml"
@@ -152,7 +153,9 @@ def test_a_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
     result = nw.run(CONTENT, "DPFedAvg", folder=tmp_path / "mine")
     assert {path.name for path in (tmp_path / "mine").iterdir()} >= {"config.toml", "result.json"}
     assert nw.run(tmp_path / "mine" / "config.toml", "DPFedAvg") == result
-    with pytest.raises(InvalidValueError, match=r"holds runs with training\.rounds = 1, not 2"):
+    with pytest.raises(
+        InvalidValueError, match=r"training\.rounds = 2: .* contains runs of 1 round,"
+    ):
         nw.run(CONTENT, "DPFedAvg", folder=tmp_path / "mine", set={"training.rounds": 2})
     with pytest.raises(InvalidValueError, match="model"):
         nw.run(CONTENT, folder=tmp_path / "other", set={"model.name": "nosuch"})
@@ -222,6 +225,26 @@ def test_a_run_whose_process_is_killed_spares_the_others() -> None:
     killed, failed = comparison.failures.values()
     assert "exit code -9" in killed
     assert "on purpose" in failed
+
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+AFTER_OPENMP = """
+import sys
+import torch
+import noisewise as nw
+torch.set_num_threads(2)
+torch.ones(2000, 2000) @ torch.ones(2000, 2000)  # starts OpenMP's threads, which no fork has
+done = nw.compare(sys.argv[1], ["DPFedAvg", "WeiAvg"], 1, set={"training.rounds": 2}, workers=2)
+print(len(done.results))
+"""
+
+
+def test_runs_in_processes_end_where_this_process_uses_several_threads() -> None:
+    """The other tests have one thread, see conftest.py; a user's process has one for each core."""
+    environment = {name: value for name, value in os.environ.items() if name not in THREADS}
+    words = [sys.executable, "-c", AFTER_OPENMP, str(DEMO)]
+    out = subprocess.run(words, capture_output=True, text=True, timeout=180, env=environment)
+    assert (out.returncode, out.stdout) == (0, "2\n"), out.stderr
 
 
 def test_an_error_of_a_listener_ends_all_processes() -> None:

@@ -12,7 +12,8 @@ import pytest
 from noisewise.errors import InvalidValueError, MissingExtraError
 from noisewise.experiments import compare, run
 from noisewise.experiments.config import ExperimentConfig, load_config
-from noisewise.experiments.tracking import round_metrics, run_name
+from noisewise.experiments.tracking import run_name
+from noisewise.federation.round_table import round_metrics
 
 ROOT = Path(__file__).parents[2]
 

@@ -22,7 +22,7 @@ from federation_helpers import small_run
 from noisewise.errors import InvalidValueError
 from noisewise.federation import checkpoint, load_result, load_run
 from noisewise.federation.checkpoint import RunFolder
-from noisewise.federation.results import RoundRecord
+from noisewise.federation.round_record import RoundRecord
 from noisewise.storage import sole_lock
 
 HELPERS = str(Path(__file__).parents[1] / "helpers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import shutil
 import sqlite3
@@ -22,9 +23,11 @@ from noisewise.data.catalogue import MNIST
 from noisewise.errors import DiskFullError, SourceError
 from noisewise.federation.checkpoint import RunFolder
 from noisewise.federation.results import load_result
+from noisewise.federation.round_times import TIMES_FILE
 from noisewise.storage import disk_full, reserve, write_atomic
 
 ROOT = Path(__file__).parents[2]
+WHEN = re.compile(rb"20\d\d-\d\d-\d\d \d\d:\d\d[ to\d:-]* UTC \([\w. ]+\)")  # in a report
 DEMO = ROOT / "configs" / "demo.toml"
 SMALL = ["--set", "training.rounds=4", "--set", "data.clients=3",
          "--set", "population.epsilon=[4.0,8.0,8.0]"]  # fmt: skip
@@ -51,12 +54,12 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files of a folder, but those of `reproduce` that say when and how fast it ran."""
+    """All files of a folder without what says when and how fast it ran."""
     dated = {folder / "result.json", folder / "README.md"}
     return {
-        str(path.relative_to(folder)): path.read_bytes()
+        str(path.relative_to(folder)): WHEN.sub(b"DATE", path.read_bytes())
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path not in dated
+        if path.is_file() and path not in dated and path.name != TIMES_FILE
     }
 
 

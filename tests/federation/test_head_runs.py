@@ -20,7 +20,8 @@ import torch
 from executor_cases import hashes
 from federation_helpers import small_run
 
-from noisewise.aggregation.methods import METHODS, make_method, plan_clients
+from noisewise.aggregation.method_facts import METHODS
+from noisewise.aggregation.methods import make_method, plan_clients
 from noisewise.data.examples import Examples, Scaling
 from noisewise.data.partition import ClientData
 from noisewise.data.specs import ClientSpec

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from model_files import trained_vector
 from torch import nn
 
 from noisewise.aggregation.methods import make_method
@@ -21,7 +21,7 @@ from noisewise.data.examples import Examples, Scaling
 from noisewise.data.partition import ClientData
 from noisewise.data.specs import ClientSpec
 from noisewise.federation import Prepared, TrainingSettings, load_run, make_clients, simulate
-from noisewise.federation.results import RoundRecord
+from noisewise.federation.round_record import RoundRecord
 from noisewise.privacy.budget import PrivacyBudget
 from noisewise.privacy.declaration import Declaration
 from noisewise.privacy.plan import LocalPlan
@@ -102,7 +102,7 @@ def test_an_old_simulation_is_resumed_and_ends_with_the_same_model(tmp_path: Pat
 
 def check_model(folder: Path, name: str) -> None:
     """Equal but for the last bits, which depend on the processor."""
-    made, expected = (load_file(f / "model.safetensors")["theta"] for f in (folder, OLD / name))
+    made, expected = (trained_vector(f / "model.safetensors") for f in (folder, OLD / name))
     np.testing.assert_allclose(made, expected, rtol=1e-4, atol=1e-6)
 
 

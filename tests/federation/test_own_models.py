@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from federation_helpers import small_clients, small_model, small_run
-from safetensors.torch import load_file
+from model_files import trained_vector
 
 from noisewise.aggregation.auto_steps import AutoSteps
 from noisewise.aggregation.methods import make_method, plan_clients
@@ -26,7 +26,8 @@ from noisewise.federation import Prepared, RunResult, TrainingSettings, own_mode
 from noisewise.federation.attacks import Attack
 from noisewise.federation.clients import to_tensors
 from noisewise.federation.executors import SerialExecutor
-from noisewise.federation.results import RoundRecord, load_run
+from noisewise.federation.results import load_run
+from noisewise.federation.round_record import RoundRecord
 from noisewise.federation.server_rules import ServerRules
 from noisewise.randomness import SeededRandom
 from noisewise.report.run_sets import find_runs
@@ -39,7 +40,7 @@ RATE, SEED = 0.2, 5
 def models(folder: Path) -> dict[str, torch.Tensor]:
     """The trained parameters by client id."""
     files = sorted((folder / "clients").glob("*/model.safetensors"))
-    return {file.parent.name.partition("-")[2]: load_file(file)["theta"] for file in files}
+    return {file.parent.name.partition("-")[2]: trained_vector(file) for file in files}
 
 
 def trained_by_hand(rounds: int) -> dict[str, torch.Tensor]:
@@ -167,7 +168,7 @@ def test_a_killed_run_is_resumed_bit_for_bit(tmp_path: Path, workers: int) -> No
     helpers = Path(__file__).parents[1] / "helpers"
     folder = tmp_path / "killed"
     command = [sys.executable, "-c", _KILLED, str(helpers), str(folder), str(workers)]
-    assert subprocess.run(command, check=False, timeout=120).returncode == -signal.SIGKILL
+    assert subprocess.run(command, check=False, timeout=600).returncode == -signal.SIGKILL
     whole = small_run("Alone", rounds=5, folder=tmp_path / "whole")
     same(whole, small_run("Alone", rounds=5, folder=folder, workers=3 - workers))
     before, after = models(tmp_path / "whole"), models(folder)

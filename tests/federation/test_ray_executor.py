@@ -38,6 +38,7 @@ def test_bit_identical_to_serial(reference: Path, tmp_path: Path) -> None:
     assert hashes(tmp_path) == hashes(reference)
 
 
+@pytest.mark.slow
 def test_kill_9_in_mid_round(
     tmp_path: Path,
     reference: Path,
@@ -60,6 +61,7 @@ def test_an_error_of_the_work_is_not_a_death(caplog: pytest.LogCaptureFixture) -
     assert "worker died" not in caplog.text
 
 
+@pytest.mark.slow
 def test_an_existing_cluster_is_used_and_left_running(
     reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

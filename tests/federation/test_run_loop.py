@@ -16,12 +16,15 @@ from noisewise.aggregation import Aggregation, weighted_sum
 from noisewise.aggregation.methods import Method, make_method
 from noisewise.federation import Attack, load_run
 from noisewise.federation.checkpoint import RunFolder
-from noisewise.federation.results import RoundRecord, RunSettings
+from noisewise.federation.result_facts import RunSettings
+from noisewise.federation.round_record import RoundRecord
 from noisewise.federation.run_loop import RunLoop, result_before_training
 from noisewise.federation.server_rules import ServerRules
 from noisewise.federation.server_step import unchanged
 from noisewise.federation.spool import Spool
+from noisewise.federation.trained_model import ModelStructure
 from noisewise.privacy.declaration import Declaration
+from noisewise.training.parameters import ParameterLayout
 
 P = 6
 DECLARED = Declaration("record", 2.0, 1e-5)
@@ -45,7 +48,8 @@ def server_loop(folder: Path | None, rounds: int = 3, start: float = 0.0) -> Run
     settings = RunSettings(rounds=rounds, learning_rate=0.1)
     before = result_before_training(METHOD, 0, settings, deployed=True)
     files = None if folder is None else RunFolder(folder, "fingerprint")
-    return RunLoop(before, torch.full((P,), start), files)
+    structure = ModelStructure(ParameterLayout(("weight",), (torch.Size([P]),)))
+    return RunLoop(before, torch.full((P,), start), structure, files)
 
 
 def play(loop: RunLoop, values: Iterable[float], **absent: str) -> RoundRecord:
@@ -85,7 +89,7 @@ def test_a_server_with_too_few_updates_leaves_the_model_as_it_was(tmp_path: Path
     loop = server_loop(tmp_path, rounds=1, start=4.0)
     record = play(loop, [1.0], x="did not answer")
     assert record.dropped == {
-        "0": "1 of at least 2 updates: the model stays as it was",
+        "0": "1 of at least 2 updates: the model does not change",
         "x": "did not answer",
     }
     assert loop.finish().status == "no_updates"

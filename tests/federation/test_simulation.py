@@ -12,7 +12,8 @@ from federation_helpers import small_clients, small_model, small_run
 from torch import nn
 
 from noisewise.aggregation.base import Aggregation, Aggregator, Disclosure, ServerView, State
-from noisewise.aggregation.methods import METHODS, make_method, plan_clients
+from noisewise.aggregation.method_facts import METHODS
+from noisewise.aggregation.methods import make_method, plan_clients
 from noisewise.errors import InvalidValueError, UnsupportedModelError
 from noisewise.federation import Prepared, TrainingSettings, simulate
 from noisewise.privacy.spending import epsilon_spent

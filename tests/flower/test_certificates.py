@@ -24,13 +24,13 @@ def make(
     script.write_text(text or SCRIPT.read_text())
     return subprocess.run(
         ["sh", "certificates.sh", *words],
-        cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60,
+        cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
 
 
 def openssl(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["openssl", *map(str, words)], capture_output=True, text=True, timeout=60, check=False
+        ["openssl", *map(str, words)], capture_output=True, text=True, timeout=600, check=False
     )
 
 
@@ -73,7 +73,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("operator")
     out = make(folder, "keys", "localhost", "127.0.0.1", "site-0", "site-1")
     assert out.returncode == 0, out.stderr
-    assert "move this folder to a medium that is kept offline" in out.stdout
+    assert "move this folder to an offline medium" in out.stdout
     return folder
 
 

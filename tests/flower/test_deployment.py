@@ -6,6 +6,7 @@ Slow: Flower starts a new Python process for every message, so a round takes hal
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import struct
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("flwr.app", reason="needs requirements-extras.lock")
-pytestmark = [pytest.mark.extras, pytest.mark.slow]
+pytestmark = pytest.mark.extras
 
 from flower_cases import METRICS  # noqa: E402
 from flower_processes import ROOT, Deployment  # noqa: E402
@@ -66,13 +67,18 @@ def evaluate(message, context):
 '''
 
 
+def environment() -> dict[str, str]:
+    """With the cache of the test run: sites then find the calibrations of the app's demo there."""
+    return {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+
+
 def make_app(folder: Path, sites: int, rounds: int) -> Path:
     """The app of `noisewise flower new` with the demo's sites."""
     app = folder / "app"
     write_app(app)
     made = subprocess.run(
         [sys.executable, "demo.py", "demo", str(sites), str(rounds)],
-        cwd=app, env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, check=False,
+        cwd=app, env=environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     return app
@@ -121,7 +127,7 @@ def config(app: Path, output: Path, **more: object) -> str:
         "public-records": f'"{app}/demo/public.npz"',
         "learning-rate": RATE,
         "min-clients": 3,
-        "round-seconds": 240.0,
+        "round-seconds": 900.0,
         **{name.replace("_", "-"): value for name, value in more.items()},
     }
     return " ".join(f"{name}={value}" for name, value in told.items())
@@ -143,7 +149,7 @@ def accuracies(run: RunResult) -> list[float]:
 
 def test_a_federation_learns_while_one_site_runs_dry_and_two_lie(tmp_path: Path) -> None:
     app = make_app(tmp_path, 6, 3)
-    shorten_budget(site_file(app, 0), 2)
+    shorten_budget(site_file(app, 0), 1)
     opt_in(site_file(app, 1))
     (app / "noisewise_app" / "client_app.py").write_text(LIARS)
     plans = [load_site(site_file(app, k)).plan for k in range(4)]
@@ -155,39 +161,41 @@ def test_a_federation_learns_while_one_site_runs_dry_and_two_lie(tmp_path: Path)
             lie = {4: ' lie="nan"', 5: ' lie="quiet"'}.get(k, "")
             there.supernode(f"node-{k}", f'site="{site_file(app, k)}"{lie}')
         there.wait_for_nodes(6)
-        there.run("run", app, config(app, output, noise_floor=floor, evaluate_every=3))
-        assert there.wait("run", 400) == 0, there.log("run")
+        there.run(
+            "run", app, config(app, output, num_rounds=2, noise_floor=floor, evaluate_every=2)
+        )
+        assert there.wait("run", 1200) == 0, there.log("run")
         told, logs = there.log("run"), [there.log(f"node-{k}") for k in range(6)]
     run = load_run(output)
     assert run.status == "finished"
-    assert len(run.rounds) == 3
+    assert len(run.rounds) == 2
     scores = accuracies(run)
     assert scores[-1] > scores[0] > 0.2
-    assert scores[-1] > 0.6
+    assert scores[-1] > 0.5
     (nan,) = {c for r in run.rounds for c, why in r.dropped.items() if "NaN or infinite" in why}
     (quiet,) = {c for r in run.rounds for c, why in r.dropped.items() if "too little noise" in why}
     assert all({nan, quiet} <= set(r.dropped) for r in run.rounds)
     assert all(r.weights.get(nan, 0) == 0 == r.weights.get(quiet, 0) for r in run.rounds)
-    (dry,) = set(run.rounds[2].dropped) - {nan, quiet}
-    assert dry in run.rounds[1].weights
-    assert run.rounds[2].dropped[dry] == "gave no update (code 451)"
+    (dry,) = set(run.rounds[1].dropped) - {nan, quiet}
+    assert dry in run.rounds[0].weights
+    assert run.rounds[1].dropped[dry] == "gave no update (code 451)"
     # The reason is the site's own, in its log and ledger; the server has no word of it.
     assert "the budget does not allow" in logs[0]
     assert "budget" not in told
     spent = statement(site_file(app, 0))
-    assert len(spent.entries) == 2
+    assert len(spent.entries) == 1
     assert spent.spent <= spent.epsilon
-    assert [len(statement(site_file(app, k)).entries) for k in (1, 2, 3)] == [4, 3, 3]
+    assert [len(statement(site_file(app, k)).entries) for k in (1, 2, 3)] == [3, 2, 2]
     # One site of four told a noised accuracy, at a price; the others refused.
-    assert [record.noised_accuracy is None for record in run.rounds] == [True, True, False]
-    (noised,) = (run.rounds[2].noised_accuracy or {}).values()
+    assert [record.noised_accuracy is None for record in run.rounds] == [True, False]
+    (noised,) = (run.rounds[1].noised_accuracy or {}).values()
     assert abs(noised - scores[-1] * 256 / 300) < 0.45  # about 256 records, six deviations
     assert [e.purpose for e in statement(site_file(app, 1)).entries].count("metrics") == 1
     assert "[metrics]" in logs[2]
     page = tmp_path / "page"
     report = subprocess.run(
         [sys.executable, "-m", "noisewise.cli", "report", str(output), "-o", str(page)],
-        env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, check=False,
+        env=environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert report.returncode == 0, report.stderr
     assert (page / "report.html").exists()
@@ -196,10 +204,11 @@ def test_a_federation_learns_while_one_site_runs_dry_and_two_lie(tmp_path: Path)
 def noisewise(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "noisewise.cli", *words],
-        env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, check=False,
+        env=environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_declarations_a_second_run_and_a_run_without_any_update(tmp_path: Path) -> None:
     """Budgets for one round: the second run gets stored replies, the third gets refusals."""
     app = make_app(tmp_path, 3, 1)
@@ -215,7 +224,7 @@ def test_declarations_a_second_run_and_a_run_without_any_update(tmp_path: Path) 
         for name, output in outputs.items():
             rate = 0.25 if name == "third" else RATE
             there.run(name, app, config(app, output, num_rounds=1, learning_rate=rate))
-            codes.append(there.wait(name, 200))
+            codes.append(there.wait(name, 1200))
         runs = json.loads(there.flwr("list", "dep", "--format", "json"))["runs"]
         third, site_log = there.log("third"), there.log("node-0")
     # Two of three sites declare; the report repeats it as their claim.
@@ -262,15 +271,16 @@ def supervise(there: Deployment, app: Path, sites: range) -> None:
             there.supernode(f"node-{k}", f'site="{site_file(app, k)}"', key=f"site-{k}")
 
 
+@pytest.mark.slow
 def test_tls_node_keys_a_killed_site_and_a_killed_server(tmp_path: Path) -> None:
-    app = make_app(tmp_path, 5, 6)
-    words = "localhost 127.0.0.1 site-0 site-1 site-2 site-3 site-4 stranger"
+    app = make_app(tmp_path, 4, 6)
+    words = "localhost 127.0.0.1 site-0 site-1 site-2 site-3 stranger"
     made = subprocess.run(
         ["sh", "certificates.sh", "keys", *words.split()],
         cwd=app, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
-    output, sites = tmp_path / "output", range(5)
+    output, sites = tmp_path / "output", range(4)
     with Deployment(tmp_path / "processes", keys=app / "keys") as there:
         there.superlink()
         for k in sites:
@@ -278,18 +288,18 @@ def test_tls_node_keys_a_killed_site_and_a_killed_server(tmp_path: Path) -> None
             there.supernode(f"node-{k}", f'site="{site_file(app, k)}"', key=f"site-{k}")
         there.supernode("stranger", 'site="x"', key="stranger")
         there.supernode("keyless", 'site="x"')
-        assert there.wait("stranger", 90) != 0
-        assert there.wait("keyless", 90) != 0
-        there.wait_for_nodes(5)
+        assert there.wait("stranger", 300) != 0
+        assert there.wait("keyless", 300) != 0
+        there.wait_for_nodes(4)
         there.run("run", app, config(app, output, round_seconds=150.0))
-        wait_for_round(output, 1, 150)
+        wait_for_round(output, 1, 600)
         time.sleep(6)
         there.kill("node-1")  # in the middle of round 2
-        wait_for_round(output, 2, 200)
+        wait_for_round(output, 2, 600)
         there.kill("superlink")  # the server's process goes with it
         there.processes.pop("run").kill()
         there.superlink()
-        ends = time.monotonic() + 400
+        ends = time.monotonic() + 1200
         again = 0
         while not (output / "result.json").exists():
             assert time.monotonic() < ends, there.log("run-again") if again else ""
@@ -298,13 +308,13 @@ def test_tls_node_keys_a_killed_site_and_a_killed_server(tmp_path: Path) -> None
                 there.run("run-again", app, config(app, output, round_seconds=150.0))
                 again = 1
             time.sleep(10)
-        assert there.wait("run-again", 60) == 0
+        assert there.wait("run-again", 300) == 0
         assert "resuming after round 2" in there.log("run-again")
     run = load_run(output)
     assert run.status == "finished"
     assert [record.round for record in run.rounds] == [1, 2, 3]
-    assert len(run.rounds[0].weights) == 5
-    assert len(run.rounds[1].weights) == 4
+    assert len(run.rounds[0].weights) == 4
+    assert len(run.rounds[1].weights) == 3
     assert accuracies(run)[-1] > 0.5
     for k in sites:
         spent = statement(site_file(app, k))
@@ -315,11 +325,12 @@ def test_tls_node_keys_a_killed_site_and_a_killed_server(tmp_path: Path) -> None
 HELPERS = ROOT / "tests" / "helpers"
 
 
+@pytest.mark.slow
 def test_eleven_million_parameters_of_twenty_clients_fit_the_stated_memory(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(HELPERS / "flower_large.py"), str(tmp_path)],
         env={"PYTHONPATH": f"{ROOT / 'src'}:{HELPERS}", "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     used = float(done.stdout.split()[0])
@@ -353,6 +364,7 @@ def pushed(recorder: Recorder) -> dict[str, list[bytes]]:
     return {kind: sorted(bodies) for kind, bodies in found.items()}
 
 
+@pytest.mark.slow
 def test_what_the_server_sees_on_the_wire(tmp_path: Path) -> None:
     """Promise 1: other records, other epsilon, the same bytes but for the noised values."""
     app = make_app(tmp_path, 4, 3)
@@ -369,7 +381,7 @@ def test_what_the_server_sees_on_the_wire(tmp_path: Path) -> None:
             there.supernode(f"node-{k}", f'site="{site_file(app, k)}"', through=recorder.port)
         there.wait_for_nodes(4)
         there.run("run", app, config(app, tmp_path / "output", num_rounds=1))
-        assert there.wait("run", 200) == 0, there.log("run")
+        assert there.wait("run", 1200) == 0, there.log("run")
         refusal = there.log("node-3")
     for recorder in recorders:
         recorder.close()
@@ -398,6 +410,7 @@ def test_what_the_server_sees_on_the_wire(tmp_path: Path) -> None:
         assert used <= ALLOWED_PATHS | {p for p in used if "heartbeat" in p}
 
 
+@pytest.mark.slow
 def test_flowers_own_simulation_runs_the_same_app_with_twenty_clients(tmp_path: Path) -> None:
     app = make_app(tmp_path, 20, 3)
     there = Deployment(tmp_path / "processes")
@@ -408,7 +421,7 @@ def test_flowers_own_simulation_runs_the_same_app_with_twenty_clients(tmp_path: 
     try:
         told = there.flwr(
             "run", str(app), "local", "--stream", "--federation-config", settings, "--run-config",
-            config(app, tmp_path / "output", min_clients=10, num_rounds=2), seconds=240,
+            config(app, tmp_path / "output", min_clients=10, num_rounds=2), seconds=1200,
         )  # fmt: skip
     finally:
         there.end_strays()

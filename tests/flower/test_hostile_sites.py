@@ -340,7 +340,7 @@ def test_messages_that_answer_nothing_cost_no_other_site_its_reply(
     assert played.run is not None
     for record in played.run.records:
         assert set(record.weights) == {str(site.node.node_id) for site in [liar, *good]}
-    assert "messages that are no replies" in caplog.text
+    assert "messages that are not replies" in caplog.text
 
 
 def readable_stray(message: Message) -> list[Parcel]:
@@ -595,7 +595,7 @@ def test_a_site_that_cannot_be_sent_its_instruction_costs_no_other_site_its_own(
     assert played.run is not None
     for record in played.run.records:
         assert set(record.weights) == {"1", "2", "3"}
-        assert record.dropped == {"9": "did not let its instruction be sent (RuntimeError)"}
+        assert record.dropped == {"9": "could not receive its instruction (RuntimeError)"}
 
 
 class Fragile(RobustMean):
@@ -659,7 +659,9 @@ def test_excluded_sites_do_not_count_as_connected() -> None:
         there.add(honest(noise()))
         there.add(body("ConfigRecord", NOT_PROTOBUF))
         played = strategy(max_bad_replies=1, wait_seconds=0.2, failures_allowed=3)
-        with pytest.raises(UpdateError, match=r"1 of at least 2 .* besides 1 that sent unusable"):
+        with pytest.raises(
+            UpdateError, match=r"1 of at least 2 .* not counting 1 that sent unusable"
+        ):
             played.start(there.grid, start_arrays(), 3)
 
 

@@ -18,7 +18,7 @@ from noisewise.privacy.ledger import Ledger  # noqa: E402
 from noisewise.site.site_file import load_site  # noqa: E402
 
 SITES, ROUNDS = 2, 2
-TOLD = f"learning-rate=0.1 min-clients=2 num-rounds={ROUNDS} round-seconds=240.0"
+TOLD = f"learning-rate=0.1 min-clients=2 num-rounds={ROUNDS} round-seconds=900.0"
 
 
 def run(folder: Path, size: int, records: int, changes: dict[str, str], told: str) -> Traffic:

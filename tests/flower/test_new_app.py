@@ -18,7 +18,8 @@ from noisewise.errors import InvalidValueError, LedgerError, MissingExtraError
 from noisewise.flower.new_app import write_app
 from noisewise.privacy.budget import PrivacyBudget
 from noisewise.privacy.ledger import Ledger
-from noisewise.site.site_file import SiteConfig, load_site
+from noisewise.site.site_config import SiteConfig
+from noisewise.site.site_file import load_site
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,12 +84,13 @@ def test_the_app_ships_code_only_and_installs_nothing(tmp_path: Path) -> None:
         ("epsilon = 2.0", "epsilon = nan", "budget.epsilon"),
         ("delta = 1e-6", "delta = 1.0", "budget.delta"),
         ("batch_size = 64", "batch_size = 0", "training.batch_size"),
-        ("[0.001, 1.0]", "[1.0, 0.001]", "limits"),
-        ('file = "records.npz"', "", "data"),
+        ("[0.001, 1.0]", "[1.0, 0.001]", "limits.learning_rate = .*must be .lowest, highest"),
+        ('file = "records.npz"', "", "data.file = None: must be given, or data.function"),
         ("clip_norm = 1.0", "clip_norm = 1.0\nseed = 3", "training.seed"),
-        ("clip_norm = 1.0", "", "training.clip_norm = None: must be given"),
-        ("clip_norm = 1.0", "clip = 1.0", "training.clip = 1.0: no such field .*clip_norm must"),
-        ("[limits]", "[limit]", "limit = .*no such field in a site's file; limits must be given"),
+        ("clip_norm = 1.0", "", "training.clip_norm = None: is missing"),
+        ("clip_norm = 1.0", "clipping = 1.0", "training.clipping = 1.0: unknown key, .* clip_norm"),
+        ("clip_norm = 1.0", "clip_norm = 1.0\nclip = 1.0", "training.clip = 1.0: must be"),
+        ("[limits]", "[limit]", "limit = .*unknown key, did you mean limits"),
     ],
 )
 def test_a_wrong_site_file_is_one_line_that_names_the_field(
@@ -112,14 +114,14 @@ def test_check_says_what_a_round_costs_and_charges_nothing(tmp_path: Path) -> No
     for _ in range(2):
         done = CliRunner().invoke(app, ["flower", "check", str(site)])
         assert done.exit_code == 0, done.output
-        assert "data.records = 2400 is exactly the number of records" in done.output
+        assert "data.records = 2400 is exactly the number of usable records" in done.output
         assert "for example 2500, and keep it" in done.output
         assert "spent 0." in done.output
     text = site.read_text()
     for declared, words in (
-        (2500, "2400 records that can be used, data.records = 2500: matches the plan."),
+        (2500, "2400 usable records, data.records = 2500: matches the plan."),
         (2399, "data.records = 2399: matches the plan."),
-        (2100, "WARNING: 2400 records that can be used, but data.records = 2100: change one"),
+        (2100, "WARNING: 2400 usable records, but data.records = 2100: change one"),
     ):
         site.write_text(text.replace("records = 2400", f"records = {declared}"))
         output = CliRunner().invoke(app, ["flower", "check", str(site)]).output

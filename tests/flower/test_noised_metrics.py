@@ -92,15 +92,16 @@ def statement(site: Path) -> Statement:
 
 
 def test_one_noised_number_is_charged_and_asked_again_it_is_the_same(tmp_path: Path) -> None:
-    site = metrics_site(tmp_path)
+    site = metrics_site(tmp_path, releases=8)
     first = figure(ask(site))
     (entry,) = statement(site).entries
     assert (entry.purpose, entry.state) == ("metrics", "sealed")
     assert (entry.sample_rate, entry.noise_multiplier, entry.steps) == (1.0, 15.0, 1)
     assert figure(ask(site)) == first
     assert len(statement(site).entries) == 1
-    assert figure(ask(site, 2)) != first
-    assert len(statement(site).entries) == 2
+    # Figures are whole numbers of records, so two of them agree now and then; seven do not.
+    assert any(figure(ask(site, number)) != first for number in range(2, 9))
+    assert 2 <= len(statement(site).entries) <= 8
 
 
 def test_off_by_default_and_refused_in_the_same_words(tmp_path: Path, caplog: Any) -> None:
@@ -265,17 +266,17 @@ def test_check_and_ledger_say_what_leaves_and_how_long_it_lasts(tmp_path: Path) 
     ask(site, 2)
     done = CliRunner().invoke(app, ["flower", "check", str(site)])
     assert done.exit_code == 0, done.output
-    assert "WARNING: 90 held-out records that can be used, but metrics.records = 80" in done.output
-    assert "data.records = 60 is exactly the number of records" in done.output
-    assert "at most 5 noised accuracies, each with noise of 19 %" in done.output
+    assert "WARNING: 90 usable held-out records, but metrics.records = 80" in done.output
+    assert "data.records = 60 is exactly the number of usable records" in done.output
+    assert "at most 5 noised scores, each with noise of 19 %" in done.output
     assert "Left: 2 of 3 rounds." in done.output
-    assert "Left: 3 of 5 noised accuracies." in done.output
+    assert "Left: 3 of 5 noised scores." in done.output
     shown = CliRunner().invoke(app, ["ledger", "show", str(tmp_path / "site.ledger")]).output
-    assert "3 noised replies (1 updates of the model, 2 noised accuracies)" in shown
+    assert "3 noised replies (1 update of the model, 2 noised scores)" in shown
     assert shown.count(" metrics ") == 2
     page = tmp_path / "page.html"
     CliRunner().invoke(app, ["ledger", "export", str(tmp_path / "site.ledger"), "-o", str(page)])
-    assert "2 noised accuracies" in page.read_text()
+    assert "2 noised scores" in page.read_text()
 
 
 def node(site: Path) -> Any:
@@ -332,9 +333,9 @@ def test_the_strategy_asks_screens_averages_and_the_report_says_noised(tmp_path:
     assert len(statement(tmp_path / "out" / "site.toml").entries) == 3
     write_report(find_runs([tmp_path / "run"]).sets, tmp_path / "report")
     page = (tmp_path / "report" / "report.html").read_text()
-    assert "Noised accuracy of sites" in page
-    assert "These are not true accuracies" in page
-    assert "a noised accuracy, from the sites that chose to send one" in page
+    assert "Noised score of sites" in page
+    assert "These are not true scores" in page
+    assert "a noised score, from the sites that chose to send one" in page
 
 
 def test_nobody_is_asked_unless_the_server_is_told_to(tmp_path: Path) -> None:

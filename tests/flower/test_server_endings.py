@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 flwr_app = pytest.importorskip("flwr.app", reason="needs requirements-extras.lock")
@@ -18,12 +19,16 @@ from federation_helpers import small_clients, small_model  # noqa: E402
 from flower_cases import LocalGrid, context, honest, make_site, start_arrays  # noqa: E402
 from flwr.app import Array, ArrayRecord, Error, Message, RecordDict  # noqa: E402
 
+from noisewise.aggregation.drop_reason import DropKind, DropReason  # noqa: E402
 from noisewise.aggregation.methods import make_method, plan_clients  # noqa: E402
 from noisewise.cli import app  # noqa: E402
 from noisewise.errors import NoUpdatesError, UpdateError  # noqa: E402
 from noisewise.federation import Prepared, TrainingSettings, simulate  # noqa: E402
+from noisewise.federation.checkpoint import Snapshot  # noqa: E402
 from noisewise.federation.missing_updates import causes_of  # noqa: E402
-from noisewise.federation.results import RoundRecord, RunResult, load_run  # noqa: E402
+from noisewise.federation.results import RunResult, load_run  # noqa: E402
+from noisewise.federation.round_record import RoundRecord, read_record  # noqa: E402
+from noisewise.federation.server_step import unchanged  # noqa: E402
 from noisewise.flower.client import make_client_app  # noqa: E402
 from noisewise.flower.strategy import NoiseAware  # noqa: E402
 from noisewise.privacy.ledger import Ledger  # noqa: E402
@@ -118,7 +123,7 @@ def test_every_cause_comes_with_advice(tmp_path: Path) -> None:
         "(code 5): Flower lost the node",
         "(code 2): the site's app failed",
         "the site trains another model",
-        "1 of at least 2 updates: the model stays as it was: too few usable updates",
+        "1 of at least 2 updates: the model does not change: too few usable updates",
     ):
         assert sum(words in line for line in lines) == 1, words
     assert all(line.startswith("- 1 site (2 updates): ") for line in lines)
@@ -127,7 +132,11 @@ def test_every_cause_comes_with_advice(tmp_path: Path) -> None:
 def test_reasons_that_differ_in_numbers_count_as_one() -> None:
     record = RoundRecord(1, {}, {}, None, None, {}, None, None, {})
     rounds = [
-        replace(record, dropped={"1": f"has too little noise: energy {n}.5e-07, policy minimum 2"})
+        replace(
+            record,
+            dropped={"1": f"has too little noise: energy {n}.5e-07, policy minimum 2"},
+            drop_kinds={"1": DropKind.TOO_QUIET},
+        )
         for n in range(5)
     ] + [replace(record, dropped={"2": "gave no update (code 2)", "3": "gave no update (code 5)"})]
     first, *others = causes_of(rounds)
@@ -137,6 +146,20 @@ def test_reasons_that_differ_in_numbers_count_as_one() -> None:
         "gave no update (code 2)",
         "gave no update (code 5)",
     ]
+    assert [cause.advice for cause in others] == ["", ""]  # older records have no kinds
+
+
+@pytest.mark.parametrize("kind", DropKind)
+def test_a_kind_of_reason_has_advice_and_survives_the_file(kind: DropKind) -> None:
+    error = UpdateError(DropReason("a reason", kind))
+    reason = DropReason.of(error, "; more")
+    assert (reason, reason.kind) == ("a reason; more", kind)
+    snapshot = Snapshot(0, torch.zeros(1), {}, {})
+    record = unchanged(snapshot, {"1": reason, "2": "another reason"}).record()
+    assert record.drop_kinds == {"1": kind}
+    again = read_record(json.dumps(vars(record)))
+    assert again == record
+    assert sorted(bool(cause.advice) for cause in causes_of([again])) == [False, True]
 
 
 def test_nobody_connected_is_a_run_without_updates_too(tmp_path: Path) -> None:
@@ -152,7 +175,7 @@ def test_nobody_connected_is_a_run_without_updates_too(tmp_path: Path) -> None:
 
 
 def test_updates_that_stop_leave_a_model_and_a_run_that_can_be_resumed(tmp_path: Path) -> None:
-    with pytest.raises(UpdateError, match="3 rounds in a row left the model as it was, after 2"):
+    with pytest.raises(UpdateError, match="3 rounds in a row did not change the model, after 2"):
         play(tmp_path, {k: until(2) for k in (1, 2, 3)}, 8)
     run = load_run(tmp_path)
     assert (run.status, len(run.rounds), run.rounds_changed) == ("unfinished", 5, 2)
@@ -192,7 +215,7 @@ def test_a_run_whose_last_rounds_had_no_update_is_finished_and_says_so(
     run = load_run(tmp_path)
     assert (run.status, len(run.rounds), run.rounds_changed) == ("finished", 4, last)
     assert (tmp_path / "model.safetensors").exists()
-    assert f"{4 - last} of 4 rounds left the model as it was" in caplog.text
+    assert f"{4 - last} of 4 rounds did not change the model" in caplog.text
     play(tmp_path, {}, 4)  # the same command again asks nobody and ends the same way
     assert load_run(tmp_path) == run
 

@@ -11,7 +11,6 @@ import numpy as np
 import own_parts
 import pytest
 import torch
-from safetensors.torch import load_file
 
 flwr_app = pytest.importorskip("flwr.app", reason="needs requirements-extras.lock")
 pytestmark = pytest.mark.extras
@@ -19,18 +18,20 @@ pytestmark = pytest.mark.extras
 from federation_helpers import small_clients, small_model  # noqa: E402
 from flower_cases import LocalGrid, honest, start_arrays  # noqa: E402
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict  # noqa: E402
+from model_files import trained_vector  # noqa: E402
 
 from noisewise.aggregation import screening  # noqa: E402
 from noisewise.aggregation.auto_steps import AutoSteps  # noqa: E402
 from noisewise.aggregation.base import Disclosure  # noqa: E402
 from noisewise.aggregation.methods import make_method, plan_clients  # noqa: E402
 from noisewise.aggregation.robust_hdp import RobustHDP  # noqa: E402
+from noisewise.aggregation.schedules import Schedule  # noqa: E402
 from noisewise.errors import InvalidValueError, NoUpdatesError, UpdateError  # noqa: E402
 from noisewise.federation import Prepared, TrainingSettings, checkpoint, simulate  # noqa: E402
 from noisewise.federation.executors import Execution, Workload, one_thread  # noqa: E402
 from noisewise.federation.results import load_run  # noqa: E402
 from noisewise.flower import replies  # noqa: E402
-from noisewise.flower.arrays import layout_of, read_theta, to_record  # noqa: E402
+from noisewise.flower.parameter_records import layout_of, read_theta, to_record  # noqa: E402
 from noisewise.flower.strategy import NoiseAware  # noqa: E402
 from noisewise.noise.sampling import sample_index  # noqa: E402
 from noisewise.training.parameters import ParameterLayout  # noqa: E402
@@ -74,7 +75,7 @@ def test_the_same_deltas_give_the_same_model_bit_for_bit(
     work = Workload(
         model=model, loss=torch.nn.functional.cross_entropy, clients=clients, plans=plans,
         learning_rate=RATE, seed=0, physical_batch=settings.physical_batch, device="cpu",
-        metric=None, loss_records=8, normalise=chosen.normalise,  # type: ignore[arg-type]
+        metrics=(), loss_records=8, normalise=chosen.normalise,
     )  # fmt: skip
     executor = Execution().start(work, layout.flatten(model))
 
@@ -92,8 +93,8 @@ def test_the_same_deltas_give_the_same_model_bit_for_bit(
     strategy = NoiseAware(plain, learning_rate=asked, folder=tmp_path / "flower")
     with one_thread():
         strategy.start(grid, ArrayRecord(dict(model.named_parameters())), num_rounds=rounds)
-    ours = load_file(tmp_path / "flower" / "model.safetensors")["theta"]
-    theirs = load_file(tmp_path / "simulated" / "model.safetensors")["theta"]
+    ours = trained_vector(tmp_path / "flower" / "model.safetensors")
+    theirs = trained_vector(tmp_path / "simulated" / "model.safetensors")
     assert torch.equal(ours, theirs)
     assert strategy.run is not None
     for mine, other in zip(strategy.run.records, simulated.rounds, strict=True):
@@ -438,3 +439,29 @@ def test_an_update_is_screened_once_when_it_arrives(monkeypatch: pytest.MonkeyPa
     assert sorted(map(str, seen)) == ["None"] * 3 + ["has 1 NaN or infinite values"]
     assert strategy.run is not None
     assert strategy.run.records[0].dropped == {"9": "has 1 NaN or infinite values"}
+
+
+def test_a_schedule_sets_the_rate_of_each_round() -> None:
+    """The server divides updates by the factor: sites must train with the rate that has it."""
+    rates: list[float] = []
+
+    def site(number: int) -> Any:
+        def answer(message: Message) -> Message:
+            rates.append(float(message.content["config"]["learning-rate"]))
+            layout = layout_of(message.content["arrays"])
+            generator = torch.Generator().manual_seed(len(rates))
+            delta = rates[-1] * torch.randn(layout.size, generator=generator)
+            return Message(RecordDict({"delta": to_record(layout, delta)}), reply_to=message)
+
+        return answer
+
+    schedule = Schedule("linear", rounds=4)
+    method = replace(make_method("RobustHDP").guarded(60.0, 1), schedule=schedule)
+    strategy = NoiseAware(method, learning_rate=0.2)
+    arrays = ArrayRecord({"weight": torch.zeros(6_500)})
+    with one_thread():
+        strategy.start(LocalGrid({k: site(k) for k in range(1, 4)}), arrays, num_rounds=4)
+    assert rates == pytest.approx([0.2 * f for f in schedule.factors() for _ in range(3)])
+    assert strategy.run is not None
+    # The floor is 23 % of the energy 6,500 * 0.2^2 of the first round: more than that of the last.
+    assert all(not record.dropped for record in strategy.run.records)

@@ -82,7 +82,7 @@ def test_every_refusal_is_the_same_reply(tmp_path: Path) -> None:
         assert (reply.error.code, reply.error.reason) == (451, "not taking part"), case
 
 
-@pytest.mark.parametrize("name", ["answer_instruction", "update_content", "asked_round"])
+@pytest.mark.parametrize("name", ["read_instruction", "update_content", "asked_round", "_answers"])
 def test_no_exception_of_the_adapter_reaches_the_server(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

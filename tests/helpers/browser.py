@@ -70,7 +70,7 @@ class Browser:
     ) -> None:
         os.close(self._out)
         self._process.terminate()
-        self._process.wait(timeout=20)
+        self._process.wait(timeout=120)
         os.close(self._in)
 
     def _read(self, deadline: float) -> dict[str, Any]:
@@ -99,8 +99,10 @@ class Browser:
                 return dict(answer["result"])
             self.events.append(answer)
 
-    def open(self, path: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Show a file from disk, with a given window size and colour scheme."""
+    def open(
+        self, path: Path | str, *, width: int = 1280, height: int = 900, dark: bool = False
+    ) -> None:
+        """Show a file from disk or an address, with a given window size and colour scheme."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call(
@@ -108,7 +110,8 @@ class Browser:
             width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
         )  # fmt: skip
         self.events.clear()
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        url = path if isinstance(path, str) else path.resolve().as_uri()
+        self.call("Page.navigate", url=url)
         deadline = time.monotonic() + 60
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._read(deadline))

@@ -14,7 +14,7 @@ import pytest
 from federation_helpers import small_run
 
 from noisewise.federation import RunResult, load_result
-from noisewise.federation.results import RoundRecord
+from noisewise.federation.round_record import RoundRecord
 
 ROUNDS = 3
 FILES = ("result.json", "rounds.jsonl", "model.safetensors")

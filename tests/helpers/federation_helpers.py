@@ -17,11 +17,13 @@ from noisewise.federation import (
     make_clients,
     simulate,
 )
+from noisewise.training.metrics import own_metric
 from noisewise.training.models import make_model
+from noisewise.training.tasks import CLASSIFICATION, make_task
 
 EPSILONS = [1.0, 4.0, 20.0, 20.0]
 BATCHES = [8, 16, 8, 32]
-_OF_THE_RUN = ("seed", "loss", "metric", "reference_plans", "attacks", "noise_floor")
+_OF_THE_RUN = ("seed", "task", "reference_plans", "attacks", "noise_floor")
 
 
 def small_clients(
@@ -52,6 +54,10 @@ def small_run(
     chosen = make_method(method, options)
     plans = plan_clients([c.spec for c in clients], chosen, rounds=planned or rounds, clip_norm=1.0)
     settings = TrainingSettings(rounds, learning_rate, participation, evaluate_every)
+    if {"loss", "metric"} & set(more):
+        loss = more.pop("loss", CLASSIFICATION.loss)
+        metric = more.pop("metric", CLASSIFICATION.main)
+        more["task"] = make_task("own", loss=loss, metrics=[own_metric(metric, "metric", "metric")])
     run = {name: more.pop(name) for name in _OF_THE_RUN if name in more}
     ways = {name: more.pop(name) for name in ("workers", "executor", "ray_address") if name in more}
     prepared = Prepared(clients, plans, chosen, small_model(), settings, **run)

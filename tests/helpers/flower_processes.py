@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -48,14 +49,20 @@ class Deployment:
             "PYTHONPATH": str(ROOT / "src"),
         }
 
-    def _start(self, name: str, *command: str) -> None:
+    def _start(
+        self,
+        name: str,
+        *command: str,
+        under: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         log = open(self.folder / f"{name}.log", "ab")  # noqa: SIM115
         self._logs.append(log)
         self.processes[name] = subprocess.Popen(
-            [str(BIN / command[0]), *command[1:]],
+            [*under, str(BIN / command[0]), *command[1:]],
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=self.environment,
+            env={**self.environment, **(environment or {})},
             cwd=self.folder,
             start_new_session=True,
         )
@@ -76,9 +83,24 @@ class Deployment:
         self._wait_for_port()
 
     def supernode(
-        self, name: str, config: str, key: str | None = None, through: int | None = None
+        self,
+        name: str,
+        config: str,
+        key: str | None = None,
+        through: int | None = None,
+        under: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start a SuperNode; ``through`` is the port of a recorder in front of the SuperLink."""
+        """Start a SuperNode.
+
+        Args:
+            name: of the process and its log.
+            config: ``--node-config``.
+            key: of the node, if the deployment has keys.
+            through: port of a recorder in front of the SuperLink.
+            under: the start of the command line, which becomes another account.
+            environment: variables of this process.
+        """
         security = ["--insecure"]
         if self.keys:
             security = ["--root-certificates", f"{self.keys}/ca.crt"]
@@ -87,9 +109,10 @@ class Deployment:
         self._start(
             name, "flower-supernode", *security, "--superlink", f"127.0.0.1:{through or self.port}",
             "--port", str(free_port()), "--node-config", config,
+            under=under, environment=environment,
         )  # fmt: skip
 
-    def wait_for_nodes(self, count: int, seconds: float = 120) -> None:
+    def wait_for_nodes(self, count: int, seconds: float = 600) -> None:
         ends = time.monotonic() + seconds
         while (found := self.flwr("supernode", "list", "dep").count("online")) < count:
             if time.monotonic() > ends:
@@ -100,7 +123,7 @@ class Deployment:
         """Submit a run, and follow its log in a separate process."""
         self._start(name, "flwr", "run", str(app), "dep", "--stream", "--run-config", config)
 
-    def flwr(self, *words: str, seconds: float = 60) -> str:
+    def flwr(self, *words: str, seconds: float = 300) -> str:
         result = subprocess.run(
             [str(BIN / "flwr"), *words],
             env=self.environment,
@@ -135,7 +158,7 @@ class Deployment:
         process.wait(30)
 
     def _wait_for_port(self) -> None:
-        ends = time.monotonic() + 90
+        ends = time.monotonic() + 300
         while time.monotonic() < ends:
             with socket.socket() as probe:
                 probe.settimeout(1)

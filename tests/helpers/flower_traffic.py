@@ -52,7 +52,7 @@ def image_site(app: Path, number: int, records: int, changes: Mapping[str, str])
     rng = np.random.default_rng(number)
     inputs = rng.integers(0, 256, (records, *RECORD), dtype=np.uint8)
     np.savez(folder / "records.npz", inputs=inputs, targets=rng.integers(0, CLASSES, records))
-    text = (app / "site.toml").read_text()
+    text = (app / "site.toml").read_text().replace("[data]", "[data]\nimages = true")
     for old, new in changes.items():
         assert old in text, old
         text = text.replace(old, new)
@@ -103,7 +103,7 @@ def run_sites(folder: Path, app: Path, sites: Sequence[Path], config: str) -> Tr
         there.wait_for_nodes(len(sites))
         began = time.monotonic()
         there.run("run", app, config)
-        status = there.wait("run", 500)
+        status = there.wait("run", 1200)
         seconds = time.monotonic() - began
         peaks = memory.stop()
         names = ["run", *(f"node-{k}" for k in range(len(sites)))]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+import layer_cases
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -380,4 +382,9 @@ CASES = [
         ),
         (1, 6, 6),
     ),
+    *(
+        Case(f"{kind.__name__} from zero", partial(layer_cases.Steps, kind, given=False), (3, 5))
+        for kind in (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
+    ),
+    *(Case(name, *options) for name, options in layer_cases.MODELS.items()),
 ]

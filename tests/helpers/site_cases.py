@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -75,3 +76,27 @@ def make_site(
         path = folder / "site.ledger"
         Ledger.create(path, PrivacyBudget(epsilon, 1e-3), f"digits-{number}")
     return folder / "site.toml"
+
+
+def protect_persons(site: Path, persons: int, max_records: int, column: str = "who") -> None:
+    """Let a site protect persons, with a new ledger.
+
+    Args:
+        site: file of `make_site`.
+        persons: the declared number of persons.
+        max_records: of a person in a step.
+        column: of a CSV file, or the array of another one, that says whose record each one is.
+    """
+    lines = site.read_text().splitlines()
+    data, budget = lines.index("[data]"), lines.index("[budget]")
+    lines[budget] += f'\nunit = "person"\nmax_records = {max_records}'
+    number = next(n for n in range(data, len(lines)) if lines[n].startswith("records = "))
+    lines[number] = f'persons = {persons}\nperson = "{column}"'
+    site.write_text("\n".join(lines) + "\n")
+    for old in site.parent.glob("site.ledger*"):
+        old.unlink()
+    with site.open("rb") as file:
+        parts = tomllib.load(file)
+    promise = PrivacyBudget(parts["budget"]["epsilon"], parts["budget"]["delta"])
+    path, dataset = site.parent / parts["ledger"]["file"], parts["ledger"]["dataset"]
+    Ledger.create(path, promise, dataset, unit="person")

@@ -11,7 +11,8 @@ import torch
 
 from noisewise.aggregation import Aggregation, ServerView, UpdateMatrix, weighted_sum
 from noisewise.aggregation.base import Aggregator, Disclosure, State
-from noisewise.aggregation.methods import METHODS, Method, make_method
+from noisewise.aggregation.method_facts import METHODS
+from noisewise.aggregation.methods import Method, make_method
 from noisewise.aggregation.noisewise import NoiseWise
 from noisewise.aggregation.robust_hdp import RobustHDP
 from noisewise.errors import InvalidValueError

@@ -1,4 +1,4 @@
-"""The closed forms reproduce the paper's noise table, with the values of docs/design.md."""
+"""The closed forms reproduce the paper's noise table, with the values of docs/design_figures.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DESIGN = {
     "DPFedAvg": [1.28, 16.91, 16.19, 26.74, 25.55, 67.12, 18.60, 85.48, 43.17],
     "Oracle": [0.270, 0.476, 0.075, 0.647, 0.391, 7.63, 2.28, 13.85, 6.02],
 }
-# The paper's own line; no convention reproduces Dist6 (docs/design.md); Dist8 is within 4%.
+# The paper's own line; no convention reproduces Dist6 (docs/design_figures.md); Dist8 is within 4%.
 MIN_EPSILON = [4.68, 103.91, 103.91, 127.18, 103.91, None, 74.41, 241.37, 87.15]
 
 

@@ -242,7 +242,7 @@ def test_a_trained_table_is_written_and_not_run_again(tmp_path: Path) -> None:
     [
         ("falsified-epsilon", "0.95", {"accuracy"}),
         ("cifar10-fairness", "2.6", {"deviation", "smallest-client"}),
-        ("learning-rates-mnist", "Dist6", {"learning-rates"}),
+        pytest.param("learning-rates-mnist", "Dist6", {"learning-rates"}, marks=pytest.mark.slow),
         ("accuracy-bars", "MNIST Dist6", {"accuracy"}),
         ("clients60-mixed-batch", "Dist6", {"accuracy"}),
     ],
@@ -585,6 +585,7 @@ def test_a_call_in_which_all_runs_fail_leaves_the_artefact_alone(
     assert str(folder) not in failed.stdout
 
 
+@pytest.mark.slow
 def test_the_page_is_written_once_and_keeps_nothing_of_an_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -187,6 +187,6 @@ def test_processes_share_the_file(cache_file: Path) -> None:
         subprocess.Popen([sys.executable, "-c", code, str(k / 10)], env=environment)
         for k in range(3)
     ]
-    assert [process.wait(timeout=120) for process in running] == [0] * 3
+    assert [process.wait(timeout=600) for process in running] == [0] * 3
     forget()
     assert len(calibration._read_cache(cache_file)) == 15

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, rdp
+from long_proofs import LONG_PROOFS
 
 from noisewise.errors import AccountingError
 from noisewise.privacy import PrivacyBudget, accounting, calibrate, calibration, epsilon_of
@@ -116,43 +116,55 @@ def test_wrong_estimates_cost_time_and_nothing_else(
     check_safe_and_tight(clients(4, seed=3), accountant)
 
 
-def test_one_evaluation_confirms_nearly_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluations = 0
+def count_evaluations(accountant: str, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """A list that gets an item for each evaluation, also for those of ``pld`` on coarser grids."""
+    evaluations: list[object] = []
+
+    def counted(evaluate: Callable[..., float]) -> Callable[..., float]:
+        return lambda *arguments: evaluations.append(arguments) or evaluate(*arguments)
+
     table = accounting.ACCOUNTANTS
+    changed = {**table, accountant: counted(table[accountant])}
+    monkeypatch.setattr(accounting, "ACCOUNTANTS", changed)
+    on_grid = counted(calibration.pld_epsilon_on_grid)
+    monkeypatch.setattr(calibration, "pld_epsilon_on_grid", on_grid)
+    return evaluations
 
-    def counted(*arguments: float) -> float:
-        nonlocal evaluations
-        evaluations += 1
-        return table["rdp"](*arguments)
 
-    monkeypatch.setattr(accounting, "ACCOUNTANTS", {**table, "rdp": counted})
+def test_one_evaluation_confirms_nearly_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluations = count_evaluations("rdp", monkeypatch)
     population = clients(60)
     for budget, q, steps in population:
         calibrate(budget, q, steps, "rdp")
-    assert len(population) <= evaluations <= 1.1 * len(population)
+    assert len(population) <= len(evaluations) <= 1.1 * len(population)
 
 
-@pytest.mark.parametrize(
-    ("accountant", "n", "limit"), [("rdp", 20, 1.0), ("moments", 20, 1.0), ("pld", 20, 5.0)]
-)
-def test_twenty_different_clients_cold(accountant: str, n: int, limit: float) -> None:
-    population = clients(n)
-    start = time.process_time()
+@pytest.mark.parametrize(("accountant", "most"), [("rdp", 1.2), ("moments", 2), ("pld", 6)])
+def test_twenty_different_clients_cold(
+    accountant: str, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few evaluations for each client, and none for the same clients again.
+
+    benchmarks/calibration.py measures seconds.
+    """
+    evaluations = count_evaluations(accountant, monkeypatch)
+    population = clients(20)
     found = [calibrate(budget, q, steps, accountant) for budget, q, steps in population]
-    assert time.process_time() - start < limit
-    assert len({one.noise_multiplier for one in found}) == n
-    start = time.process_time()
+    assert 20 <= len(evaluations) <= most * 20
+    assert len({one.noise_multiplier for one in found}) == 20
+    evaluations.clear()
     again = [calibrate(budget, q, steps, accountant) for budget, q, steps in population]
-    assert time.process_time() - start < 0.1
+    assert evaluations == []
     assert again == found
 
 
 @pytest.mark.slow
-def test_ten_thousand_clients() -> None:
-    population = clients(10_000, seed=5)
-    start = time.process_time()
+def test_ten_thousand_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are safe and tight, nearly all by one evaluation; in CI for every tenth of them."""
+    evaluations = count_evaluations("rdp", monkeypatch)
+    population = clients(10_000, seed=5)[:: 1 if LONG_PROOFS else 10]
     found = [calibrate(budget, q, steps, "rdp") for budget, q, steps in population]
-    assert time.process_time() - start < 60
+    assert len(evaluations) <= 1.1 * len(population)
     for (budget, _, _), one in zip(population, found, strict=True):
         assert (1 - calibration.SLACK) * budget.epsilon <= one.epsilon <= budget.epsilon
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -13,8 +16,8 @@ from ledger_cases import DATASET, DELTA, instruction, reserve
 from noisewise.errors import BudgetSpentError, InvalidValueError, LedgerError
 from noisewise.privacy import PrivacyBudget
 from noisewise.privacy.ledger import Charge, Ledger, instruction_hash, verify_ledger
-from noisewise.privacy.ledger import store as store_module
 from noisewise.privacy.ledger.chain import Event, link
+from noisewise.privacy.ledger.ledger_schema import SCHEMA_VERSION, schema
 from noisewise.privacy.ledger.store import Store
 from noisewise.privacy.ledger.witness import Seen, Witness
 
@@ -55,13 +58,22 @@ def opened(path: Path) -> Ledger:
 
 
 def busy(work: Callable[[], object]) -> float:
-    start = time.process_time()
-    work()
-    return time.process_time() - start
+    """Processor seconds, the least of three tries: other processes can only add to it."""
+    tries = []
+    for _ in range(3):
+        start = time.process_time()
+        work()
+        tries.append(time.process_time() - start)
+    return min(tries)
 
 
-def test_opening_10_000_rounds_takes_a_second_and_checks_each(long_path: Path) -> None:
-    assert busy(lambda: opened(long_path).close()) < 1
+def test_opening_takes_linear_time_and_checks_each_of_10_000_rounds(
+    long_path: Path, tmp_path: Path
+) -> None:
+    """Ten times the rounds; quadratic work would take 100 times as long."""
+    write(tmp_path / "short", [ROUND] * 1000)
+    short = busy(lambda: opened(tmp_path / "short").close())
+    assert busy(lambda: opened(long_path).close()) < 30 * short
     for seq in (1, 9_999, 20_000):
         change(long_path, "time = 'x'", seq)
         with pytest.raises(LedgerError, match=f"entry {seq} was changed"):
@@ -72,7 +84,7 @@ def test_opening_10_000_rounds_takes_a_second_and_checks_each(long_path: Path) -
 
 def change(path: Path, assignment: str, seq: int) -> None:
     """Change one entry behind the ledger's back; its triggers are put back in their order."""
-    triggers = [sql for sql in store_module._SCHEMA if sql.startswith("CREATE TRIGGER")]
+    triggers = [sql for sql in schema(SCHEMA_VERSION) if sql.startswith("CREATE TRIGGER")]
     with sqlite3.connect(path) as connection:
         for sql in triggers:
             connection.execute(f"DROP TRIGGER {sql.split()[2]}")
@@ -87,13 +99,14 @@ def test_a_round_costs_the_same_at_10_000_as_at_10(long_path: Path, tmp_path: Pa
     def cost(path: Path) -> float:
         with opened(path) as ledger:
 
-            def rounds(first: int) -> None:
-                for number in range(first, first + 25):
-                    granted = ledger.reserve(instruction(number), ROUND, at_most=20_000)
+            def rounds() -> None:
+                for _ in range(10):
+                    granted = ledger.reserve(instruction(next(numbers)), ROUND, at_most=20_000)
                     ledger.seal(granted, b"x")  # type: ignore[arg-type]
 
-            rounds(0)  # the accountant is asked
-            return busy(lambda: rounds(100))
+            numbers = count()
+            rounds()  # the accountant is asked
+            return busy(rounds)
 
     short, long = cost(tmp_path / "short"), cost(long_path)
     assert long < 3 * short + 0.05
@@ -131,6 +144,28 @@ WEIRD = {
 }
 
 
+@contextmanager
+def processor_limit(seconds: float) -> Iterator[None]:
+    """End work that takes this many processor seconds: here it takes less than one, or years."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError(f"still at work after {seconds} processor seconds")
+
+    before = signal.signal(signal.SIGPROF, give_up)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def test_the_limit_ends_endless_work() -> None:
+    with pytest.raises(TimeoutError, match="still at work"), processor_limit(0.1):
+        for _ in count():  # in Python: C code such as sum() looks at no signal
+            pass
+
+
 @pytest.mark.parametrize("accountant", ["pld", "rdp", "moments"])
 @pytest.mark.parametrize("name", WEIRD)
 def test_a_weird_charge_is_a_ledger_error_at_once(
@@ -138,11 +173,8 @@ def test_a_weird_charge_is_a_ledger_error_at_once(
 ) -> None:
     Ledger.create(tmp_path / "l", BUDGET, DATASET, accountant)
     with opened(tmp_path / "l") as ledger:
-        start = time.process_time()
-        with pytest.raises(LedgerError, match="nothing was reserved"):
+        with processor_limit(60), pytest.raises(LedgerError, match="nothing was reserved"):
             ledger.reserve(instruction(1), WEIRD[name])
-        if name != "endless noise":
-            assert time.process_time() - start < 3
         assert ledger.statement().events == 0
         reserve(ledger, 2, ROUND)
 
@@ -150,14 +182,12 @@ def test_a_weird_charge_is_a_ledger_error_at_once(
 @pytest.mark.parametrize("name", ["tiny rate", "2^62 steps", "no noise", "all of it"])
 def test_a_weird_stored_entry_is_a_ledger_error_at_once(tmp_path: Path, name: str) -> None:
     write(tmp_path / "l", [ROUND, WEIRD[name]], seal=False)
-    start = time.process_time()
-    with opened(tmp_path / "l") as ledger:
+    with processor_limit(60), opened(tmp_path / "l") as ledger:
         with pytest.raises(LedgerError):
             ledger.reserve(instruction(1), ROUND)
         with pytest.raises(LedgerError, match="nothing was reserved"):
             ledger.statement()
-    assert not verify_ledger(tmp_path / "l").ok
-    assert time.process_time() - start < 5
+        assert not verify_ledger(tmp_path / "l").ok
 
 
 def test_sums_of_stored_steps_stay_in_bounds(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from noisewise.experiments import config as experiment_config
 from noisewise.flower.new_app import write_app
 from noisewise.paper import artefacts
 from noisewise.schema import Strict
-from noisewise.site import site_file
+from noisewise.site import site_config
 
 ROOT = Path(__file__).parents[2]
 NOT_OURS = re.compile(r"[a-z][a-z0-9]*([-. ][a-z].*)+|[a-z]+[A-Z].*")  # clip-norm, clipNorm
@@ -63,7 +63,7 @@ def strict_tables(base: type[Strict] = Strict) -> Iterator[type[Strict]]:
 
 def test_fields_of_configs_and_site_files_have_underscores() -> None:
     tables = set(strict_tables())
-    modules = {experiment_config.__name__, site_file.__name__, artefacts.__name__}
+    modules = {experiment_config.__name__, site_config.__name__, artefacts.__name__}
     assert {table.__module__ for table in tables} >= modules
     check([name for table in tables for name in table.model_fields], NOT_OURS)
     for wrong in ("clip-norm", "clip norm", "clipNorm"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,8 @@ ALLOWED = {
 }
 DESIGN = (Path(__file__).parents[2] / "docs" / "design.md").read_text()
 COMMON = {
-    "errors", "checks", "npy", "plugins", "randomness", "schema", "storage", "text",
-    "worker_processes", "__version__",
+    "errors", "checks", "lazy_imports", "npy", "palette", "plugins", "randomness", "schema",
+    "storage", "text", "worker_processes", "__version__",
 }  # fmt: skip
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -48,14 +49,40 @@ def imported_modules(path: Path) -> set[str]:
     return modules
 
 
+def forbidden_imports(path: Path, package: Path = PACKAGE) -> set[str]:
+    """The folders and root files that a file imports and must not import."""
+    parts = path.relative_to(package).parts
+    if parts == ("__init__.py",):
+        return set()  # its names are imported on first use
+    allowed = COMMON if len(parts) == 1 else ALLOWED[parts[0]] | COMMON | {parts[0]}
+    used = {m.split(".")[1] for m in imported_modules(path) if m.startswith("noisewise.")}
+    return used - allowed
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_imports_go_only_to_rows_above(path: Path) -> None:
-    parts = path.relative_to(PACKAGE).parts
-    if len(parts) == 1:
-        return  # __init__.py and the common modules
-    folder = parts[0]
-    used = {m.split(".")[1] for m in imported_modules(path) if m.startswith("noisewise.")}
-    assert used <= ALLOWED[folder] | COMMON | {folder}, f"{path} imports {sorted(used)}"
+    """Root files import only each other."""
+    assert not forbidden_imports(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "forbidden"),
+    [
+        ("checks.py", "from noisewise.data.specs import ClientSpec", {"data"}),
+        ("checks.py", "def late():\n    import noisewise.cli", {"cli"}),
+        ("checks.py", "from noisewise import report", {"report"}),
+        ("checks.py", "from noisewise.errors import InvalidValueError", set()),
+        ("noise/gram.py", "from noisewise.training import tasks", {"training"}),
+        ("noise/gram.py", "from noisewise.storage import cache_folder", set()),
+    ],
+)
+def test_the_check_sees_a_forbidden_import(
+    name: str, line: str, forbidden: set[str], tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(line)
+    assert forbidden_imports(path, tmp_path) == forbidden
 
 
 def test_only_the_command_line_imports_the_paper() -> None:
@@ -80,7 +107,9 @@ def test_the_design_page_has_this_layout() -> None:
     folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     assert folders == set(layout)
     files = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
-    assert files == set(re.findall(r"`(\w+)\.py`", DESIGN.split("Files beside the folders")[1]))
+    assert files == set(
+        re.findall(r"`(\w+)\.py`", DESIGN.split("Files outside of these folders")[1])
+    )
     planted = DESIGN.replace("| `data`, `privacy` |", "| `data`, `report` |")
     assert described_layout(planted) != layout
 
@@ -92,6 +121,17 @@ def test_no_pickle(path: Path) -> None:
     text = path.read_text()
     assert all("weights_only=True" in call for call in re.findall(r"torch\.load\([^\n]*", text))
     assert "allow_pickle=True" not in text
+
+
+def repeated_names(paths: list[Path]) -> set[str]:
+    """Base names of more than one file."""
+    count = Counter(path.stem for path in paths)
+    return {name for name, n in count.items() if n > 1} - {"__init__"}
+
+
+def test_no_two_files_have_the_same_base_name() -> None:
+    assert not repeated_names(FILES)
+    assert repeated_names([*FILES, PACKAGE / "report" / "storage.py"]) == {"storage"}
 
 
 def test_only_dataset_reading_imports_pillow() -> None:

@@ -167,9 +167,9 @@ def test_pip_resolves_hashes_and_refuses_a_changed_file(
     (tmp_path / "probe.lock").write_text(pins[0].text())
     words = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
     words += ["--require-hashes", "-r", str(tmp_path / "probe.lock")]
-    sound = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    assert "Would install lock-probe-1.0" in sound.stdout, sound.stderr
+    installed = subprocess.run(words, capture_output=True, text=True, timeout=600)
+    assert "Would install lock-probe-1.0" in installed.stdout, installed.stderr
     make_wheel(tmp_path / "wheels", "value = 2\n")  # the same name and version, another content
-    changed = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    changed = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert changed.returncode != 0
     assert "DO NOT MATCH THE HASHES" in changed.stderr

@@ -17,7 +17,7 @@ from numpy.lib import format as npy
 from noisewise.aggregation.stored_arrays import find_arrays
 from noisewise.data.record_files import read_arrays
 from noisewise.errors import InvalidValueError, UpdateError
-from noisewise.flower.arrays import read_theta
+from noisewise.flower.parameter_records import read_theta
 from noisewise.npy import MAX_HEADER, read_npy_header
 from noisewise.training.parameters import ParameterLayout
 

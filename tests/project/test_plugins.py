@@ -73,7 +73,7 @@ def run_script(folder: Path, start: str = "", *options: str) -> subprocess.Compl
     words += ["--set", "data.clients=2", "--set", "population.epsilon=[8.0,8.0]", "--output", "out"]
     return subprocess.run(
         [sys.executable, *options, str(script), *map(str, words)],
-        capture_output=True, text=True, timeout=300, cwd=folder,
+        capture_output=True, text=True, timeout=600, cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
 

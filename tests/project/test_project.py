@@ -140,20 +140,20 @@ def read_yaml(path: str) -> Any:
 
 def test_ci_refuses_an_unknown_part() -> None:
     result = subprocess.run(
-        [str(ROOT / ".ci" / "run"), "nonsense"], capture_output=True, text=True, timeout=60
+        [str(ROOT / ".ci" / "run"), "nonsense"], capture_output=True, text=True, timeout=600
     )
     assert result.returncode == 2
-    assert result.stderr == f"nonsense: must be one of {', '.join(PARTS)}\n"
+    assert result.stderr == f"nonsense: must be one of {', '.join(PARTS)}, slow\n"
 
 
 @pytest.mark.extras
 def test_the_workflow_calls_every_part_of_ci() -> None:
     (job,) = read_yaml(".github/workflows/ci.yml")["jobs"].values()
-    assert job["strategy"]["matrix"]["part"] == PARTS
+    assert job["strategy"]["matrix"]["part"] == [*PARTS, "slow"]
     assert job["steps"][-1]["run"] == ".ci/run ${{ matrix.part }}"
     assert f"set -- {' '.join(PARTS)}\n" in (ROOT / ".ci" / "run").read_text()
     python = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
-    assert python == f">={job['steps'][1]['with']['python-version']}"
+    assert job["container"]["image"].startswith(f"python:{python.removeprefix('>=')}-")
 
 
 def test_project_files_name_no_host() -> None:
@@ -181,10 +181,10 @@ def test_the_commit_hooks_run_the_projects_ruff(tmp_path: Path) -> None:
     assert set(commands) == {"ruff-check", "ruff-format"}
     path = tmp_path / "flawed.py"
     path.write_text("import os\nx = [1,2]\n")
-    checked = subprocess.run([*commands["ruff-check"], str(path)], capture_output=True, timeout=60)
+    checked = subprocess.run([*commands["ruff-check"], str(path)], capture_output=True, timeout=600)
     assert checked.returncode == 1
     assert b"F401" in checked.stdout
-    subprocess.run([*commands["ruff-format"], str(path)], check=True, timeout=60)
+    subprocess.run([*commands["ruff-format"], str(path)], check=True, timeout=600)
     assert path.read_text() == "import os\n\nx = [1, 2]\n"
 
 

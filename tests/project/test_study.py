@@ -40,7 +40,8 @@ def test_the_page_shows_what_is_committed(tables: ModuleType) -> None:
 def test_every_result_belongs_to_a_study_run_and_finished(tables: ModuleType) -> None:
     files = {path.name for path in tables.RESULTS.glob("[!.]*")}
     parts = {f"{part}.jsonl" for part in tables.PARTS}
-    assert files == parts | {"pilots.jsonl", "hostile.jsonl", "attacks.json", "utility.jsonl"}
+    others = {"pilots.jsonl", "hostile.jsonl", "attacks.json", "utility.jsonl", "demo.json"}
+    assert files == parts | others | {"utility_clients.json"}
     for part, study_runs in tables.PARTS.items():
         wanted = {(study_run.name, study_run.seed) for study_run in study_runs()}
         there = [(result["name"], result["seed"]) for result in tables.result_file(part).read()]

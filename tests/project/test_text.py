@@ -77,13 +77,14 @@ def test_entries_of_a_statement() -> None:
 
     entries = (entry(9, "sealed", 0.0133, 75, "ab" * 32), entry(10, "reserved", 0.5, 2, "cd"))
     statement = Statement(
-        "ledger", "id", "ward", 1.0, 1e-5, "pld", "2026-01-01", 0.5, 0.5, 3, entries, "ef", 3
-    )
-    assert statement_text(statement).split("\n\n")[1].split("\n") == lines("""
-        |no  charged at (UTC)     purpose   state       noise z  rate q  steps  instruction|
-        | 9  2026-01-02 03:04:05  training  reply made     1.25  0.0133     75  abababababababab|
-        |10  2026-01-02 03:04:05  training  no reply       1.25     0.5      2  cd|
-    """)
+        "ledger", "id", "ward", "record", 1.0, 1e-5, "pld", "2026-01-01", 0.5, 0.5, 3, entries,
+        "ef", 3, "noisewise",
+    )  # fmt: skip
+    assert statement_text(statement).split("\n\n")[-1].split("\n") == lines("""
+        |no  charged at (UTC)     federation  purpose   state       noise z  rate q  steps  instruction|
+        | 9  2026-01-02 03:04:05  -           training  reply made     1.25  0.0133     75  abababababababab|
+        |10  2026-01-02 03:04:05  -           training  no reply       1.25     0.5      2  cd|
+    """)  # noqa: E501
 
 
 def test_population_with_its_noise() -> None:

@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 
 from noisewise.data import csv_records
 from noisewise.errors import InvalidValueError
-from noisewise.site.site_records import inputs_and_targets, read_records, sound_records
+from noisewise.site.site_records import inputs_and_targets, read_records, usable_records
 from noisewise.training.local import TensorData
 
 N, COLUMNS, CLASSES = 7, 4, 3
@@ -40,7 +40,9 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 def load_table(path: Path) -> TensorData:
     """As a site reads its file."""
     arrays = read_records(path, "target", "data.file")
-    return sound_records(arrays["inputs"], arrays["targets"], (COLUMNS,), CLASSES, "data")
+    return usable_records(
+        arrays["inputs"], arrays["targets"], (COLUMNS,), CLASSES, "data", images=True
+    )
 
 
 def sound_lines() -> list[bytes]:
@@ -147,7 +149,7 @@ def parsed(lines: Iterator[str] | list[str]) -> TensorData:
                     values[number] = float(cell)
         inputs.append(values)
     x = np.array(inputs, dtype=np.float64)
-    return sound_records(x, np.array(targets), (COLUMNS,), CLASSES, "data")
+    return usable_records(x, np.array(targets), (COLUMNS,), CLASSES, "data", images=True)
 
 
 def whole_file(path: Path) -> TensorData:
@@ -295,7 +297,7 @@ class Pairs:
 
 
 def load_lists(inputs: list[Any], targets: list[Any]) -> TensorData:
-    return sound_records(inputs, targets, (COLUMNS,), CLASSES, "data")
+    return usable_records(inputs, targets, (COLUMNS,), CLASSES, "data", images=True)
 
 
 def load_dataset(inputs: list[Any], targets: list[Any]) -> TensorData:
@@ -306,12 +308,14 @@ def load_object_array(inputs: list[Any], targets: list[Any]) -> TensorData:
     x, y = np.empty(len(inputs), dtype=object), np.empty(len(targets), dtype=object)
     for number in range(len(inputs)):
         x[number], y[number] = inputs[number], targets[number]
-    return sound_records(x, y, (COLUMNS,), CLASSES, "data")
+    return usable_records(x, y, (COLUMNS,), CLASSES, "data", images=True)
 
 
 def load_stacked(inputs: list[Any], targets: list[Any]) -> TensorData:
     """Planted: numpy chooses one shape and type for all records."""
-    return sound_records(np.asarray(inputs), np.asarray(targets), (COLUMNS,), CLASSES, "data")
+    return usable_records(
+        np.asarray(inputs), np.asarray(targets), (COLUMNS,), CLASSES, "data", images=True
+    )
 
 
 FORMS: list[Callable[[], list[Any]]] = [
@@ -358,7 +362,7 @@ def test_one_record_decides_no_type() -> None:
     big = np.random.default_rng(2).integers(-(2**62), 2**62, (N, COLUMNS))
     targets = np.arange(N) % CLASSES
     for array in (values, big, values.astype(np.float32)):
-        whole = sound_records(array, targets, (COLUMNS,), CLASSES, "data")
+        whole = usable_records(array, targets, (COLUMNS,), CLASSES, "data", images=True)
         for place in (0, 3, N - 1):
             keep = [i for i in range(N) if i != place]
             rest = TensorData(whole.inputs[keep], whole.targets[keep])
@@ -371,14 +375,14 @@ def test_one_record_decides_no_type() -> None:
                 (array, labels.astype(str)),
                 (spoiled.tolist(), labels.tolist()),
             ):
-                found = sound_records(x, y, (COLUMNS,), CLASSES, "data")
+                found = usable_records(x, y, (COLUMNS,), CLASSES, "data", images=True)
                 assert check_rest(found, place, rest, x) == 0
         mixed = big.astype(np.float64)
         mixed[0, 0] = 0.5  # one fraction makes all of them float64
+        whole_numbers = usable_records(big, targets, (COLUMNS,), CLASSES, "data")
         check_rest(
-            sound_records(mixed, targets, (COLUMNS,), CLASSES, "data"), 0,
-            TensorData(*(part[1:] for part in vars(
-                sound_records(big, targets, (COLUMNS,), CLASSES, "data")).values())), "fraction",
+            usable_records(mixed, targets, (COLUMNS,), CLASSES, "data", images=True), 0,
+            TensorData(whole_numbers.inputs[1:], whole_numbers.targets[1:]), "fraction",
         )  # fmt: skip
 
 
@@ -409,7 +413,7 @@ def test_a_fuzzed_record_of_a_container_changes_no_other(
         for y_type in types[:-1]:
             x = (100 * rng.random((N, COLUMNS))).astype(x_type)
             y = (np.arange(N) % CLASSES).astype(y_type)
-            whole = sound_records(x, y, (COLUMNS,), CLASSES, "data")
+            whole = usable_records(x, y, (COLUMNS,), CLASSES, "data", images=True)
             place = int(rng.integers(N))
             keep = [i for i in range(N) if i != place]
             rest = TensorData(whole.inputs[keep], whole.targets[keep])
@@ -424,8 +428,8 @@ def test_a_fuzzed_record_of_a_container_changes_no_other(
                     path.unlink(missing_ok=True)
                     save_arrays(path, {"inputs": x, "targets": y, **arrays})
                     read = read_records(path, "target", "data.file")
-                    found = sound_records(
-                        read[names[0]], read[names[1]], (COLUMNS,), CLASSES, "data"
+                    found = usable_records(
+                        read[names[0]], read[names[1]], (COLUMNS,), CLASSES, "data", images=True
                     )
                     check_rest(found, place, rest, (x_type, y_type, raw))
 
@@ -438,7 +442,7 @@ def test_no_records_at_all_have_the_same_form() -> None:
         (np.empty((0, COLUMNS)), np.empty(0, np.int8)),
         (np.array([], dtype=object), np.array([], dtype=str)),
     ):
-        found = sound_records(inputs, targets, (COLUMNS,), CLASSES, "data")
+        found = usable_records(inputs, targets, (COLUMNS,), CLASSES, "data", images=True)
         assert (tuple(found.inputs.shape), found.inputs.dtype) == ((0, COLUMNS), torch.float32)
         assert (tuple(found.targets.shape), found.targets.dtype) == ((0,), torch.int64)
     for n in (0, 1):  # what is wrong with an array is so for any number of records
@@ -448,4 +452,4 @@ def test_no_records_at_all_have_the_same_form() -> None:
             (np.empty((n, COLUMNS), complex), np.empty(n)),
         ):
             with pytest.raises(InvalidValueError):
-                sound_records(inputs, targets, (COLUMNS,), CLASSES, "data")
+                usable_records(inputs, targets, (COLUMNS,), CLASSES, "data", images=True)

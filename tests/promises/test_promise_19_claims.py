@@ -174,7 +174,7 @@ def test_without_an_opt_in_nothing_is_declared_in_the_usual_words(
     caplog.set_level("INFO")
     assert refused(ask(make_site(tmp_path / "none", records=60)))
     assert refused(ask(publish(make_site(tmp_path / "no", records=60), "false")))
-    assert caplog.text.count("asked for this site's declaration and gets none") == 2
+    assert caplog.text.count("request for this site's declaration was refused") == 2
     assert "not taking part" not in caplog.text  # it does take part in training
     assert refused(ask(tmp_path / "nowhere.toml"))
     assert "no declaration is sent: site = " in caplog.text

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 HELPERS = Path(__file__).parents[1] / "helpers"
+QUICK = ("as it is", "torch without vectors")
 SETTINGS: dict[str, dict[str, str]] = {
     "as it is": {},
     "torch without vectors": {"ATEN_CPU_CAPABILITY": "default"},
@@ -42,7 +43,7 @@ def under(setting: str) -> tuple[dict[str, Any], str]:
         },
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert process.returncode == 0, process.stderr[-2000:]
@@ -62,13 +63,17 @@ def took_effect(setting: str) -> bool:
         case "torch with AVX2":
             return found["capability"] == "AVX2"
         case "oneDNN with SSE4.1":
-            return "isa:Intel SSE4.1" in words and found["convolution"] != plain["convolution"]
+            # On a processor without AVX-512 one convolution may keep its bits while a step differs.
+            return "isa:Intel SSE4.1" in words and found != plain
         case "MKL with SSE":
             return "CNR:COMPATIBLE" in words and found["product"] != plain["product"]
     return bool(words)
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    "setting",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS],
+)
 def test_records_are_isolated_under_every_instruction_set(setting: str) -> None:
     assert took_effect(setting), f"{setting}: no effect, so nothing would be tested"
     found, _ = under(setting)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from dpsgd import make_test_plan, seeded
-from hostile_models import MODELS, SEQUENCE, VECTOR, Recurrent, made
+from hostile_models import MODELS, SEQUENCE, VECTOR, Packed, made
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -24,11 +24,13 @@ from noisewise.training import (
 )
 from noisewise.training import make_engine as make_any_engine
 from noisewise.training.batch_size_check import BATCH_SIZES, BatchSizeCheck
-from noisewise.training.correct_count import Answers
+from noisewise.training.bounded_scores import SCORE_UNITS, bounded_score
 from noisewise.training.gradients import GradientEngine
 from noisewise.training.isolated_batches import portions
 from noisewise.training.models import make_model
+from noisewise.training.score_sum import Answers
 from noisewise.training.synthetic_records import RecordForm, random_parameters, synthetic_records
+from noisewise.training.tasks import CLASSIFICATION
 
 CLIP = 1.0
 
@@ -288,12 +290,11 @@ def test_a_model_that_decides_by_values_takes_records_one_by_one(
     torch.testing.assert_close(total, sum(parts), rtol=0, atol=1e-12)
 
 
-def test_a_model_that_vmap_cannot_follow_takes_records_one_by_one() -> None:
-    model = Recurrent()
+def test_a_model_that_vmap_cannot_follow() -> None:
+    model = Packed()
     engine = IsolatedGradients(model, cross_entropy)
     theta = ParameterLayout.of(model).flatten(model)
     inputs, targets = records_of(model, SEQUENCE, 6)
-    assert engine.prepare(theta, SEQUENCE).sizes == (1,)
     total = engine.clipped_sum(theta, inputs, targets, CLIP)
     parts = [engine.clipped_sum(theta, inputs[j : j + 1], targets[j : j + 1], CLIP)
              for j in range(6)]  # fmt: skip
@@ -317,6 +318,9 @@ def test_dropout_masks_are_each_records_own() -> None:
 # ---------------------------------------------------------------- right answers
 
 
+RIGHT = bounded_score(CLASSIFICATION)
+
+
 def most_by_one_record(count: Callable[[Tensor, TensorData], int], model: nn.Module) -> int:
     generator = torch.Generator().manual_seed(5)
     inputs = torch.rand(150, 1, 28, 28, generator=generator)
@@ -336,7 +340,11 @@ def most_by_one_record(count: Callable[[Tensor, TensorData], int], model: nn.Mod
 def test_one_record_changes_the_number_of_right_answers_by_at_most_one() -> None:
     model = make_model("mlp", (1, 28, 28), 10, seed=0, hidden=[64, 64])
     answers = Answers(model)
-    assert most_by_one_record(answers.count_right, model) == 1
+
+    def right(theta: Tensor, data: TensorData) -> int:
+        return answers.score_sum(theta, data, RIGHT)
+
+    assert most_by_one_record(right, model) == SCORE_UNITS
 
     def plain(theta: Tensor, data: TensorData) -> int:  # as it was counted before
         outputs = [answers.passes(theta, x, x)[0] for x in torch.split(data.inputs, 128)]
@@ -350,11 +358,11 @@ def test_a_record_that_the_model_cannot_read_counts_as_wrong() -> None:
     inputs, targets = records_of(model, form, 30)
     theta = ParameterLayout.of(model).flatten(model)
     answers = Answers(model)
-    right = answers.count_right(theta, TensorData(inputs, targets))
+    right = answers.score_sum(theta, TensorData(inputs, targets), RIGHT)
     spoilt = inputs.clone()
     spoilt[7, 0] = -3
-    alone = answers.count_right(theta, TensorData(inputs[7:8], targets[7:8]))
-    assert answers.count_right(theta, TensorData(spoilt, targets)) == right - alone
+    alone = answers.score_sum(theta, TensorData(inputs[7:8], targets[7:8]), RIGHT)
+    assert answers.score_sum(theta, TensorData(spoilt, targets), RIGHT) == right - alone
 
 
 # ---------------------------------------------------------------- the self-check

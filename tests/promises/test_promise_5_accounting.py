@@ -147,7 +147,7 @@ def test_a_tiny_rate_with_little_noise_does_not_eat_the_memory(
     assert max(sizes) < 250_000
 
 
-# ---------------------------------------------------------------- the figures of docs/design.md
+# ---------------------------------------------------------- the figures of docs/design_figures.md
 
 
 @pytest.mark.parametrize(("accountant", "z"), [("pld", 9.67), ("rdp", 10.7), ("moments", 14.24)])

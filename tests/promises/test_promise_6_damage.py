@@ -144,9 +144,9 @@ def test_an_old_copy_put_back_is_refused(path: Path) -> None:
     with reopen(path) as ledger:
         play(ledger, 3, start=10)
     shutil.copy(path.with_name("backup"), path)
-    with pytest.raises(LedgerError, match="went back in time"):
+    with pytest.raises(LedgerError, match="the ledger lost events"):
         reopen(path)
-    assert "went back" in verify_ledger(path).problems[0]
+    assert "lost events" in verify_ledger(path).problems[0]
 
 
 def test_a_lost_write_ahead_log_is_refused(path: Path, tmp_path: Path) -> None:

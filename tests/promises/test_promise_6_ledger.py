@@ -34,6 +34,7 @@ from noisewise.privacy.ledger import (
     metrics_charge,
     verify_ledger,
 )
+from noisewise.privacy.ledger.ledger_schema import SCHEMA_VERSION
 
 
 @pytest.fixture
@@ -249,7 +250,7 @@ def test_foreign_ledgers_are_refused(path: Path, changes: dict[str, object], nam
         reopen(path, **changes)
 
 
-@pytest.mark.parametrize("version", [0, 2, 99])
+@pytest.mark.parametrize("version", [0, SCHEMA_VERSION + 1, 99])
 def test_other_schema_versions_are_refused(path: Path, version: int) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute(f"PRAGMA user_version={version}")
@@ -293,7 +294,7 @@ def test_a_ledger_is_never_replaced(path: Path) -> None:
 
 def test_a_second_name_is_refused(path: Path) -> None:
     os.link(path, path.with_name("second"))
-    with pytest.raises(LedgerError, match="second name"):
+    with pytest.raises(LedgerError, match="second hard link"):
         reopen(path)
 
 

@@ -72,7 +72,7 @@ def test_a_full_disk_grants_nothing_by_file_size(path: Path) -> None:
         str(path),
         HELPERS,
     ]
-    out = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    out = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert out.returncode == 0, out.stderr
     granted = int(out.stdout)
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY

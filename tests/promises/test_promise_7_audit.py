@@ -21,7 +21,7 @@ from noisewise.federation.canary_audit import make_canaries, product_loss, run_a
 from noisewise.privacy import LocalPlan, epsilon_of
 from noisewise.privacy.audit_bound import audit_bound, clopper_pearson_upper
 from noisewise.privacy.gaussian_dp import gaussian_delta, gaussian_epsilon
-from noisewise.privacy.ledger import verify_ledger
+from noisewise.privacy.ledger import Ledger, verify_ledger
 from noisewise.randomness import SecureRandom
 from noisewise.report.audit_report import audit_figure, audit_text
 from noisewise.training import FunctionalGradients, LocalUpdate, TensorData, local_update
@@ -200,6 +200,36 @@ def test_a_plan_with_other_noise_and_clip() -> None:
     assert np.mean(result.present) - scores.mean() == pytest.approx(1.0, abs=0.3)
 
 
+# ---------------------------------------------------------------- persons as canaries
+
+
+def clips_each_record(*args: object, **options: object) -> LocalUpdate:
+    """Planted: c bounds each record of a person, and the sum of their records is not bounded."""
+    model, theta, data, plan, rate, loss, rng = args
+    by_record = replace(plan, unit="record", max_records=None)  # type: ignore[type-var]
+    return local_update(model, theta, data, by_record, rate, loss, rng)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("records", [1, 4])
+def test_correct_code_passes_with_persons(tmp_path: Path, records: int) -> None:
+    result = run_audit(unit="person", records_per_person=records, canaries=500, folder=tmp_path)
+    assert not result.violated
+    assert result.claimed == pytest.approx(CLAIM, abs=2e-3)
+    assert 2.4 < result.bound.epsilon < CLAIM  # every person contributes c, not less
+    assert np.mean(result.present) - np.mean(result.absent) == pytest.approx(1.0, abs=0.3)
+    assert f"500 persons with {records} records each" in audit_text(result)
+    for ledger in tmp_path.glob("*.ledger"):
+        with Ledger.inspect(ledger) as book:
+            assert book.statement().unit == "person"
+
+
+def test_clipping_each_record_of_a_person_is_seen() -> None:
+    result = run_audit(unit="person", records_per_person=2, canaries=500, update=clips_each_record)
+    assert result.violated
+    assert result.bound.epsilon > 7.0  # two times c instead of c: 10.0 with endless trials
+    assert "VIOLATED" in audit_text(result)
+
+
 @pytest.mark.slow
 def test_five_audits_never_exceed_the_claim() -> None:
     """One audit exceeds it with a probability of about 1 in 2,000: noise here cannot be seeded."""
@@ -209,6 +239,12 @@ def test_five_audits_never_exceed_the_claim() -> None:
 
 
 def test_few_canaries_and_odd_values_are_refused() -> None:
-    for options in ({"runs": 0}, {"noise_multiplier": 0.0}, {"delta": 1.0}, {"canaries": 0}):
+    for options in (
+        {"runs": 0},
+        {"noise_multiplier": 0.0},
+        {"delta": 1.0},
+        {"canaries": 0},
+        {"unit": "x"},
+    ):
         with pytest.raises(InvalidValueError):
             run_audit(**options)  # type: ignore[arg-type]

@@ -23,8 +23,8 @@ from flower_cases import context, make_site  # noqa: E402
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict  # noqa: E402
 
 from noisewise.errors import BudgetSpentError  # noqa: E402
-from noisewise.flower.arrays import layout_of, read_theta  # noqa: E402
 from noisewise.flower.client import make_client_app  # noqa: E402
+from noisewise.flower.parameter_records import layout_of, read_theta  # noqa: E402
 from noisewise.flower.wire import NOT_TAKING_PART  # noqa: E402
 from noisewise.privacy.ledger import Ledger  # noqa: E402
 from noisewise.site.site_file import load_site  # noqa: E402

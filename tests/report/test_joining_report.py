@@ -156,7 +156,10 @@ def test_other_parts_of_the_report_say_that_nothing_is_shared(
     runs: list[RunResult], tmp_path: Path
 ) -> None:
     row = next(row for row in disclosure_table(runs).rows if row[0] == "Alone")
-    assert row[1:] == ("nothing: no update leaves a client", "each client's own budget")
+    assert row[1:] == (
+        "nothing: no update leaves a client",
+        "each client's own budget, for one record",
+    )
     assert "under Alone every client has its own model" in explain(runs)
     cells = next(row.cells() for row in method_rows(runs) if row.method == "Alone")
     assert (cells[2], cells[3], cells[5]) == ("not defined", "", "nothing")

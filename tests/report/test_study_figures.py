@@ -10,7 +10,8 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 from noisewise.errors import InvalidValueError
-from noisewise.report.chart import GREEN, ORANGE, Chart, fix_layout, method_styles, save_figure
+from noisewise.palette import GREEN, ORANGE
+from noisewise.report.chart import Chart, fix_layout, method_styles, save_figure
 from noisewise.report.inline_svg import inline_svg
 from noisewise.report.study_figures import DotSeries, Step, population_dots, waterfall
 

@@ -11,16 +11,20 @@ from pathlib import Path
 
 import pytest
 from federation_helpers import small_run
+from matplotlib.backend_bases import RendererBase
+from matplotlib.figure import Figure
 
-from noisewise.aggregation.methods import METHODS
+from noisewise.aggregation.method_facts import METHODS
 from noisewise.errors import InvalidValueError
+from noisewise.experiments import Comparison
 from noisewise.federation import RunResult
+from noisewise.palette import INK, MUTED
 from noisewise.report import as_csv, as_markdown, as_text, explain, method_rows, write_comparison
-from noisewise.report.chart import INK, MUTED, method_styles
-from noisewise.report.client_figures import marker_symbol
+from noisewise.report.chart import fix_layout, marker_symbol, method_styles, save_figure
 from noisewise.report.comparison_report import write_report
 from noisewise.report.figures import noise_chart, weights_chart
 from noisewise.report.run_sets import RunSet, find_runs
+from noisewise.report.tables import as_run_csv
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +62,21 @@ def test_words_in_the_table(runs: list[RunResult]) -> None:
     assert as_markdown(method_rows(runs)).count("\n") == 6
     parsed = list(csv.DictReader(io.StringIO(as_csv(method_rows(runs)))))
     assert float(parsed[1]["accuracy"]) == method_rows(runs)[1].accuracy
+
+
+def test_csv_files_have_one_value_in_each_cell(runs: list[RunResult]) -> None:
+    rows = list(csv.DictReader(io.StringIO(as_csv(method_rows(runs)))))
+    assert [row["method"] for row in rows] == ["RobustHDP", "DPFedAvg", "PFA", "FedAvg", "Oracle"]
+    row, expected = rows[1], method_rows(runs)[1]
+    assert float(row["standard_error"]) == expected.standard_error
+    assert (row["seeds"], row["needs_n_examples"], row["needs_epsilon"]) == ("2", "True", "False")
+    assert "spread" not in row
+    single = list(csv.DictReader(io.StringIO(as_run_csv(runs))))
+    assert [(row["method"], int(row["seed"])) for row in single] == [
+        (run.method, run.seed) for run in runs
+    ]
+    assert [float(row["accuracy"]) for row in single] == [run.accuracy for run in runs]
+    assert not any(" " in value for row in (*rows, *single) for value in row.values())
 
 
 def test_diverged_runs_are_told(runs: list[RunResult]) -> None:
@@ -255,6 +274,28 @@ def test_names_of_points_do_not_collide(runs: list[RunResult]) -> None:
     assert not any(a.overlaps(b) for k, a in enumerate(boxes) for b in boxes[:k])
 
 
+def test_a_figure_with_a_fixed_layout_is_drawn_once_for_each_file(
+    runs: list[RunResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matplotlib draws a figure with a layout engine twice for each file."""
+    drawn: list[object] = []
+    draw = Figure.draw
+
+    def counted(self: Figure, renderer: RendererBase) -> None:
+        drawn.append(self)
+        draw(self, renderer)
+
+    chart = noise_chart(runs)
+    assert chart is not None
+    fix_layout(chart.figure)
+    monkeypatch.setattr(Figure, "draw", counted)
+    save_figure(chart.figure, tmp_path, "noise")
+    assert len(drawn) == 3
+    chart.figure.set_layout_engine("constrained")  # the count notices an engine
+    save_figure(chart.figure, tmp_path, "noise")
+    assert len(drawn) == 3 + 6
+
+
 def test_a_legend_of_long_names_stays_in_its_figure(runs: list[RunResult]) -> None:
     run = next(r for r in runs if r.method == "RobustHDP")
     several = []
@@ -271,3 +312,22 @@ def test_a_legend_of_long_names_stays_in_its_figure(runs: list[RunResult]) -> No
         box = legend.get_window_extent()
         assert box.x0 >= 0
         assert box.x1 <= chart.figure.bbox.x1
+
+
+def test_plots_have_the_styles_of_the_report(runs: list[RunResult]) -> None:
+    axes = Comparison(tuple(runs), {}).plot()
+    styles = method_styles(list(dict.fromkeys(run.method for run in runs)))
+    lines = {str(line.get_label()): line for line in axes.get_lines()}
+    assert list(lines) == list(styles)
+    for method, style in styles.items():
+        assert lines[method].get_color() == style.colour
+        assert lines[method].get_marker() == style.marker
+    scores = [100 * run.accuracy for run in runs if run.method == "PFA"]
+    ends = [float(y) for y in lines["PFA"].get_ydata()]
+    assert ends[-1] == pytest.approx(sum(scores) / 2)
+    mine = Figure().add_subplot()
+    assert runs[0].plot(mine) is mine
+    with pytest.raises(InvalidValueError, match="parts"):
+        Comparison((), {}, parts=(Comparison(tuple(runs), {}),)).plot()
+    with pytest.raises(InvalidValueError, match="evaluated"):
+        replace(runs[0], rounds=()).plot()

@@ -15,9 +15,11 @@ from noisewise.errors import InvalidValueError, UpdateError
 from noisewise.privacy.declaration import Declaration
 from noisewise.privacy.ledger import Ledger, Statement, read_refusals
 from noisewise.site import interface
-from noisewise.site.instruction import Instruction, Question, check_instruction
+from noisewise.site.instruction import check_instruction
 from noisewise.site.interface import answer_declaration, answer_instruction, answer_question
-from noisewise.site.site_file import LimitsPart, load_site
+from noisewise.site.requests import Instruction, Question
+from noisewise.site.site_config import LimitsPart
+from noisewise.site.site_file import load_site
 from noisewise.training.models import make_model
 from noisewise.training.parameters import ParameterLayout
 
@@ -155,7 +157,7 @@ def test_no_exception_leaves_and_nothing_is_charged(
     read = raising(error) if stage == "read" else lambda: Instruction(1, 0.2, arrays())
     if stage == "train":
         monkeypatch.setattr(interface, "noised_update", raising(error))
-        monkeypatch.setattr(interface, "noised_accuracy", raising(error))
+        monkeypatch.setattr(interface, "noised_score", raising(error))
         monkeypatch.setattr(interface, "site_declaration", raising(error))
     assert answer_instruction(find, read, 1) is None
     assert answer_question(find, read, 1) is None
@@ -195,12 +197,12 @@ def test_records_are_read_before_the_ledger_is_charged(site: Path) -> None:
 def test_batch_sizes_are_chosen_before_a_record_is_read(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from noisewise.site import training_round
+    from noisewise.site import site_file, training_round
     from noisewise.site.site_file import Site
 
     steps: list[str] = []
 
-    class Engine(training_round.IsolatedGradients):
+    class Engine(site_file.IsolatedGradients):
         def prepare(self, *args: Any) -> Any:
             steps.append("self-check")
             return super().prepare(*args)
@@ -212,7 +214,7 @@ def test_batch_sizes_are_chosen_before_a_record_is_read(
 
         return call
 
-    monkeypatch.setattr(training_round, "IsolatedGradients", Engine)
+    monkeypatch.setattr(site_file, "IsolatedGradients", Engine)
     monkeypatch.setattr(Site, "data", traced("read records", Site.data))
     monkeypatch.setattr(Ledger, "reserve", traced("reserve", Ledger.reserve))
     monkeypatch.setattr(Ledger, "seal", traced("seal", Ledger.seal))

@@ -20,8 +20,9 @@ from safetensors.torch import load, save
 
 from noisewise.privacy.declaration import Declaration
 from noisewise.privacy.ledger import Ledger, SealedReply, Statement, verify_ledger
-from noisewise.site.instruction import Instruction, Question, check_instruction, check_question
+from noisewise.site.instruction import check_instruction, check_question
 from noisewise.site.interface import answer_declaration, answer_instruction, answer_question
+from noisewise.site.requests import Instruction, Question
 from noisewise.site.site_file import Site, load_site
 from noisewise.training.parameters import ParameterLayout
 
@@ -87,7 +88,7 @@ def test_a_site_file_of_the_old_template_is_read(folder: Path) -> None:
     assert new.config.metrics is None
     assert answer_declaration(lambda: folder / "new_site.toml") is None
     assert (new.plan.steps_per_round, new.plan.clip_norm, new.rounds_allowed) == (38, 1.0, 100)
-    assert new.record_form.input_shape == (1, 8, 8)
+    assert new.record_form.inputs[0].shape == (1, 8, 8)
     site = load_site(folder / "site.toml")
     assert site.config.metrics is not None
     assert site.config.metrics.releases == 10

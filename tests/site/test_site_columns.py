@@ -55,7 +55,7 @@ def test_a_bad_record_is_left_out_alone(
         data = load_site(site_with(tmp_path / "b", [*LINES[:2], line, *LINES[2:]])).data()
     assert data.inputs.tolist() == whole.inputs.tolist()
     assert data.targets.tolist() == whole.targets.tolist()
-    assert "1 of 4 records add nothing" in caplog.text
+    assert "1 of 4 records are left out" in caplog.text
     assert "old" not in caplog.text  # no value of a record
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from site_cases import METRICS, make_site
 from torch import Tensor, nn
 
@@ -31,10 +31,11 @@ from noisewise.experiments.config import FeaturesConfig
 from noisewise.privacy.ledger import Ledger
 from noisewise.site.check_site import check_site
 from noisewise.site.feature_rows import cached_rows
-from noisewise.site.instruction import Instruction, Question
 from noisewise.site.interface import answer_declaration, answer_instruction, answer_question
+from noisewise.site.requests import Instruction, Question
 from noisewise.site.site_features import FeaturesPart
 from noisewise.site.site_file import load_site
+from noisewise.training.feature_checks import probe_records
 from noisewise.training.features import Features, make_features
 from noisewise.training.models import make_model
 
@@ -45,7 +46,7 @@ NAN, ERROR, WIDE, BAD = 3.25, 4.25, 5.25, (3.25, 4.25, 5.25)
 
 
 class Encoder(nn.Module):
-    """A linear encoder that some records break, and that counts its calls in a file."""
+    """A linear encoder that some records break, and that counts calls with records in a file."""
 
     def __init__(self, calls: str = "", seconds: float = 0.0) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class Encoder(nn.Module):
         self.calls, self.seconds = calls, seconds
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.calls:
+        if self.calls and not any(torch.equal(x[0], record) for record in probe_records(SHAPE)):
             with open(self.calls, "ab") as file:
                 file.write(b".")
         time.sleep(self.seconds)
@@ -102,7 +103,7 @@ def site_with(
 
 
 def counted(folder: Path, **more: Any) -> tuple[Path, Callable[[], int]]:
-    """A site, and the number of calls of its encoder so far, without the probes of loading."""
+    """A site, and the number of records that its encoder mapped since the last question."""
     log = folder / "calls"
     site = site_with(folder, options=f'{{calls = "{log}"}}', **more)
 
@@ -111,14 +112,7 @@ def counted(folder: Path, **more: Any) -> tuple[Path, Callable[[], int]]:
         log.unlink(missing_ok=True)
         return number
 
-    load_site(site)
-    probes = calls()
-    assert probes > 0
-
-    def mapped() -> int:
-        return calls() - probes
-
-    return site, mapped
+    return site, calls
 
 
 def head(seed: int = 0) -> dict[str, NDArray[np.float32]]:
@@ -198,12 +192,13 @@ def test_columns_come_before_features(tmp_path: Path) -> None:
 
 
 def test_the_file_of_the_deployment_page_works(tmp_path: Path) -> None:
-    page = Path(__file__).parents[2] / "docs" / "deployment.md"
-    part = page.read_text().split("## Train a head on public features at each site\n")[1]
+    page = Path(__file__).parents[2] / "docs" / "features_at_a_site.md"
+    part = page.read_text()
     block = textwrap.dedent(re.findall(r"^ *```toml\n(.*?)^ *```", part, re.DOTALL | re.M)[0])
     site = make_site(tmp_path, records=60)
     site.write_text(site.read_text().replace("[1, 8, 8]", "[3969]") + block)
     images = np.zeros((3, 1, 28, 28), np.uint8)
+    site.write_text(site.read_text().replace("[data]", "[data]\nimages = true"))
     np.savez(tmp_path / "records.npz", inputs=images, targets=np.arange(3))
     assert load_site(site).data().inputs.shape == (3, 3969)
 
@@ -244,7 +239,9 @@ def test_check_shows_hashes_to_compare(tmp_path: Path) -> None:
 
 
 def hostile(input_shape: tuple[int, ...], kind: str) -> Any:
-    flat = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), WIDTH))
+    linear = nn.Linear(math.prod(input_shape), WIDTH)
+    linear.load_state_dict({"weight": torch.ones(WIDTH, 64), "bias": torch.zeros(WIDTH)})
+    flat = nn.Sequential(nn.Flatten(), linear)
     if kind == "raises":
         raise RuntimeError("no such\nmodel")
     if kind == "dropout":
@@ -294,7 +291,7 @@ FAULTS: list[tuple[dict[str, str], str]] = [
         {"input_shape = [1, 8, 8]": "input_shape = [8, 8, 8]"},
         r"features.name = .*must take records of shape",
     ),
-    ({"input_shape = [1, 8, 8]\n": ""}, r"features.input_shape = None: must be given"),
+    ({"input_shape = [1, 8, 8]\n": ""}, r"features.input_shape = None: is missing"),
     ({":encoder": ":nothing"}, r"features.name = .*can be imported"),
     ({"options = {}": "options = {depth = 3}"}, r"features.name = .*must return a torch module"),
     ({"options = {}": 'options = {}\nnormalise = "batch"'}, r"features.normalise = 'batch'"),
@@ -339,6 +336,43 @@ def test_a_byte_of_the_weights_changes_between_rounds(
     assert len(charges(site)) == 2
 
 
+class Drifts(nn.Module):
+    """Changes after 50 calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return x.flatten(1)[:, :WIDTH] + (self.count > 50)
+
+
+def test_an_encoder_that_changes_while_records_are_mapped_is_refused_at_no_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "hostile", lambda shape, kind: Drifts())
+    site = site_with(tmp_path, changes=own("drifts"))
+    for number in (1, 2):  # its features are not stored either
+        caplog.clear()
+        assert instruct(site, number) is None
+        assert "must not change while records are mapped" in caplog.text
+    assert charges(site) == []
+    assert rows_file(site).stat().st_size == 0
+
+
+def test_declared_constants_scale_the_features_of_a_site(tmp_path: Path) -> None:
+    site = site_with(tmp_path, changes={"options = {}": "options = {}\nmean = [0.5]\nstd = [2]"})
+    features = load_site(site).features
+    assert features is not None
+    weights = load_file(tmp_path / "encoder.safetensors")
+    with np.load(tmp_path / "records.npz") as file:
+        flat = torch.from_numpy(file["inputs"]).flatten(1)
+    vectors = (flat @ weights["linear.weight"].T + weights["linear.bias"] - 0.5) / 2
+    expected = vectors / vectors.norm(dim=1, keepdim=True)
+    assert torch.allclose(load_site(site).data().inputs, expected, atol=1e-5)
+
+
 # ---------------------------------------------------------------------------- faults of one record
 
 
@@ -361,7 +395,7 @@ def test_a_bad_record_is_left_out_alone(
             data = load_site(site).data()
         assert torch.equal(data.inputs, whole.inputs)
         assert torch.equal(data.targets, whole.targets)
-        assert "1 of 61 records add nothing" in caplog.text
+        assert "1 of 61 records are left out" in caplog.text
         assert str(value) not in caplog.text
         assert "secret" not in caplog.text
 
@@ -549,8 +583,7 @@ def test_of_two_processes_one_computes(tmp_path: Path) -> None:
     for process in processes:
         process.join()
         assert process.exitcode == 0
-    probes = 6
-    assert log.stat().st_size == 300 + 2 * probes
+    assert log.stat().st_size == 300
 
 
 def limited(site: Path, limit: int) -> None:
@@ -579,7 +612,7 @@ def test_a_full_disk_is_one_line_and_the_site_still_answers(tmp_path: Path) -> N
     assert rows_file(site).stat().st_size == 64 * row  # the first block is whole, the second gone
     log.unlink()
     load_site(site).data()
-    assert log.stat().st_size == 300 - 64 + 6
+    assert log.stat().st_size == 300 - 64
 
 
 # -------------------------------------------------------------------------- the folder is private

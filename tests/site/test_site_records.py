@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from noisewise.errors import InvalidValueError
-from noisewise.site.site_records import inputs_and_targets, read_records, sound_records
+from noisewise.site.site_records import inputs_and_targets, read_records, usable_records
 
 SHAPE, CLASSES = (2, 3), 4
 
@@ -46,21 +46,34 @@ def test_a_bad_record_adds_nothing_and_the_sites_log_says_so(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     x, y = arrays()
-    good = sound_records(x, y, SHAPE, CLASSES, "data")
+    good = usable_records(x, y, SHAPE, CLASSES, "data", images=True)
     assert not caplog.records
-    found = sound_records(*spoiled(kind, x, y), SHAPE, CLASSES, "data")
+    found = usable_records(*spoiled(kind, x, y), SHAPE, CLASSES, "data", images=True)
     assert torch.equal(found.inputs, good.inputs)
     assert torch.equal(found.targets, good.targets)
-    assert "1 of 13 records add nothing" in caplog.text
+    assert "1 of 13 records are left out" in caplog.text
 
 
 def test_half_a_class_is_no_class_and_uint8_is_scaled() -> None:
     x, y = arrays()
-    found = sound_records(x, y + 0.5, SHAPE, CLASSES, "data")
+    found = usable_records(x, y + 0.5, SHAPE, CLASSES, "data", images=True)
     assert len(found) == 0
-    images = sound_records(np.full((3, 2, 2), 255, np.uint8), [0, 1, 2], (2, 2), 3, "data")
+    images = usable_records(
+        np.full((3, 2, 2), 255, np.uint8), [0, 1, 2], (2, 2), 3, "data", images=True
+    )
     assert images.inputs.max() == 1
     assert images.inputs.dtype == torch.float32
+
+
+def test_uint8_for_fractions_must_be_declared(caplog: pytest.LogCaptureFixture) -> None:
+    x, y = np.full((3, 2), 200, np.uint8), [0, 1, 2]
+    with pytest.raises(InvalidValueError, match=r"data: inputs = 'uint8': needs data.images: true"):
+        usable_records(x, y, (2,), 3, "data")
+    assert usable_records(x, y, (2,), 3, "data", images=False).tensor.max() == 200
+    mixed = [np.ones(2, np.float32), x[1], [1, 2]]
+    found = usable_records(mixed, y, (2,), 3, "data")
+    assert found.targets.tolist() == [0, 2]
+    assert "1 records of uint8 need data.images" in caplog.text
 
 
 def test_a_file_of_another_kind_is_still_an_error() -> None:
@@ -76,7 +89,7 @@ def test_a_file_of_another_kind_is_still_an_error() -> None:
         (iter(x), y, "of numbers"),
     ):
         with pytest.raises(InvalidValueError, match=words):
-            sound_records(inputs, targets, SHAPE, CLASSES, "data")
+            usable_records(inputs, targets, SHAPE, CLASSES, "data", images=True)
 
 
 def test_a_function_returns_a_pair_or_a_dataset() -> None:
@@ -117,7 +130,7 @@ def test_bad_lines_of_a_table_add_nothing(tmp_path: Path) -> None:
     lines = ["a,target,b", "1,0,2", "x,1,2", "1,,2", "1,2", "nan,1,3", "1,-1,2", "3,1,4", "1,0,é"]
     path.write_bytes("\n".join(lines).encode("latin-1"))
     found = read_records(path, "target", "data.file")
-    kept = sound_records(found["inputs"], found["targets"], (2,), 2, "data")
+    kept = usable_records(found["inputs"], found["targets"], (2,), 2, "data", images=True)
     assert kept.inputs.tolist() == [[1, 2], [3, 4]]
     assert kept.targets.tolist() == [0, 1]
 
@@ -146,8 +159,8 @@ def test_nothing_on_the_wire_tells_of_bad_records(
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             reply = make_client_app()(asked, context(site=str(site)))
-        assert ("add nothing" in caplog.text) == (bad > 0)
-        assert ("no record is left" in caplog.text) == (bad == 60)
+        assert ("are left out" in caplog.text) == (bad > 0)
+        assert ("no usable record" in caplog.text) == (bad == 60)
         outside = [
             (key, a.dtype, a.shape, a.stype, len(a.data), a.data[:128])
             for key, a in reply.content["delta"].items()

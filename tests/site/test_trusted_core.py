@@ -8,17 +8,19 @@ from __future__ import annotations
 import ast
 import io
 import re
+import shutil
 import subprocess
 import sys
 import tokenize
-from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from noisewise.site import core_files as core
+from noisewise.site.core_files import PACKAGE, core_hash, import_closure, imported_modules
+
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "noisewise"
 PAGE = ROOT / "docs" / "trusted_core.md"
 TRANSPORT = {
     "flwr", "grpc", "ray", "socket", "socketserver", "asyncio", "ssl", "http", "urllib", "requests",
@@ -26,46 +28,6 @@ TRANSPORT = {
 }  # fmt: skip
 ROW = re.compile(r"^\| `([\w/]+\.py)` \| (\d+) \| (.+) \|$", flags=re.MULTILINE)
 TOTAL = re.compile(r"(\d+) files with ([\d,]+) lines of code")
-
-
-def imported_modules(path: Path) -> Iterator[str]:
-    """Modules that a file imports, anywhere in it but under ``if TYPE_CHECKING``."""
-    waiting: list[ast.AST] = [ast.parse(path.read_text())]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            waiting += node.orelse
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            yield str(node.module)
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        else:
-            waiting += ast.iter_child_nodes(node)
-
-
-def file_of(module: str) -> Path | None:
-    """The file of one of our modules; None for a name inside of a module."""
-    place = PACKAGE.parent.joinpath(*module.split("."))
-    files = (place / "__init__.py", place.with_name(place.name + ".py"))
-    return next((file for file in files if file.is_file()), None)
-
-
-def import_closure(roots: Iterable[Path]) -> set[Path]:
-    """The files, and all of ours that importing them runs: those of parent packages too."""
-    waiting, known = list(roots), set()
-    while waiting:
-        path = waiting.pop()
-        if path in known:
-            continue
-        known.add(path)
-        for module in imported_modules(path):
-            parts = module.split(".")
-            if parts[0] == "noisewise":
-                files = [file_of(".".join(parts[:k])) for k in range(1, len(parts) + 1)]
-                waiting += [file for file in files if file is not None]
-    return known
 
 
 @cache
@@ -83,7 +45,7 @@ def code_lines(path: Path) -> int:
     return len(lines)
 
 
-CORE = import_closure(PACKAGE.joinpath("site").rglob("*.py"))
+CORE = set(core.core_files())
 ADAPTER = import_closure([PACKAGE / "flower" / "client.py"]) - CORE
 
 
@@ -100,10 +62,45 @@ def test_nothing_that_a_site_trusts_imports_a_transport_library() -> None:
                for file in PACKAGE.joinpath(folder).rglob("*.py")]  # fmt: skip
     files = import_closure(folders)
     assert files >= CORE
-    assert {name(path): transport_of(path) for path in files if transport_of(path)} == {}
+    found = {name(path): transport_of(path) for path in files if transport_of(path)}
+    assert found == {"site/vault_socket.py": {"socket"}}
     assert {name(path).split("/")[0] for path in CORE if "/" in name(path)} == {
         "data", "privacy", "site", "training",
     }  # fmt: skip
+
+
+def socket_uses(path: Path) -> tuple[set[str], set[str]]:
+    """The names that a file imports from ``socket``, and the arguments of its sockets."""
+    names: set[str] = set()
+    arguments: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {f"import {one.name}" for one in node.names if one.name.startswith("socket")}
+        if isinstance(node, ast.ImportFrom) and node.module == "socket":
+            names |= {alias.asname or alias.name for alias in node.names}
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "socket":
+            arguments.add(", ".join(map(ast.unparse, [*node.args, *node.keywords])))
+    return names, arguments
+
+
+UNIX_ONLY = ({"AF_UNIX", "SO_PEERCRED", "SOCK_STREAM", "SOL_SOCKET", "socket"},
+             {"AF_UNIX, SOCK_STREAM"})  # fmt: skip
+
+
+def test_the_only_sockets_of_a_site_are_unix_sockets(tmp_path: Path) -> None:
+    file = PACKAGE / "site" / "vault_socket.py"
+    assert socket_uses(file) == UNIX_ONLY
+    faults = {
+        "another family": file.read_text().replace("socket(AF_UNIX,", "socket(2,", 1),
+        "the default family": file.read_text() + "\n\nx = socket()\n",
+        "another name": file.read_text().replace("AF_UNIX,", "AF_INET, AF_UNIX,", 1),
+        "the whole module": file.read_text() + "\n\nimport socket\n",
+        "a helper": file.read_text() + "\n\nfrom socket import create_connection\n",
+    }
+    for fault, text in faults.items():
+        planted = tmp_path / "planted.py"
+        planted.write_text(text)
+        assert socket_uses(planted) != UNIX_ONLY, fault
 
 
 @pytest.mark.parametrize(
@@ -136,6 +133,30 @@ def test_the_closure_is_what_python_imports() -> None:
     ours, everything = done.stdout.splitlines()
     assert {Path(file) for file in ours.split()} == CORE
     assert not {"flwr", "grpc", "ray", "matplotlib", "jinja2", "typer"} & set(everything.split())
+
+
+def test_the_hash_covers_every_byte_and_name_of_the_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy has the same hash. A changed, added or renamed file changes it; other files do not."""
+    copy = tmp_path / "noisewise"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    original = core_hash()
+    monkeypatch.setattr(core, "PACKAGE", copy)
+    (copy / "report" / "html.py").write_text("changed = 1\n")
+    assert core_hash() == original
+    (copy / "site" / "new_file.py").write_text("")
+    added = core_hash()
+    (copy / "site" / "new_file.py").rename(copy / "site" / "other_file.py")
+    assert len({original, added, core_hash()}) == 3
+    files = tuple(sorted(copy / name(file) for file in CORE))
+    monkeypatch.setattr(core, "core_files", lambda: files)  # parsing them all takes a second
+    for file in files:
+        content = file.read_bytes()
+        file.write_bytes(content + b"\n")
+        assert core_hash() != original, file
+        file.write_bytes(content)
+    assert core_hash() == original
 
 
 def sections(page: str) -> tuple[str, str]:

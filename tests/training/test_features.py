@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import multiprocessing
-import os
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +18,8 @@ from noisewise.errors import InvalidValueError
 from noisewise.experiments.config import load_config
 from noisewise.experiments.feature_records import map_dataset
 from noisewise.experiments.prepare import prepare
-from noisewise.training import features as features_module
 from noisewise.training.feature_cache import cached_features
+from noisewise.training.feature_checks import feature_vector
 from noisewise.training.features import Features, make_features
 from noisewise.training.scattering import Scattering
 
@@ -103,106 +98,6 @@ def compute(
     )
 
 
-def test_a_second_call_computes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    features = make_features("identity", (1, 8, 8))
-    first = np.array(compute(features, RECORDS, tmp_path))
-    monkeypatch.setattr(Features, "of_record", lambda *_: pytest.fail("computed again"))
-    assert np.array_equal(compute(features, RECORDS, tmp_path), first)
-
-
-@pytest.mark.parametrize("damage", ["flip", "truncate", "note"])
-def test_a_damaged_cache_is_computed_again(
-    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    features = make_features("identity", (1, 8, 8))
-    first = np.array(compute(features, RECORDS, tmp_path))
-    [file], [note] = tmp_path.glob("*.npy"), tmp_path.glob("*.json")
-    content = bytearray(file.read_bytes())
-    if damage == "flip":
-        content[-5] ^= 1
-        file.write_bytes(content)
-    elif damage == "truncate":
-        file.write_bytes(content[:-100])
-    else:
-        note.write_text(json.dumps({"sha256": "0" * 64}))
-    assert np.array_equal(compute(features, RECORDS, tmp_path), first)
-    assert "damaged" in caplog.text
-
-
-class Slow(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        time.sleep(0.004)
-        return x.flatten(1) + 1
-
-
-def slow(input_shape: tuple[int, ...]) -> nn.Module:
-    return Slow()
-
-
-def test_a_killed_computation_is_resumed(tmp_path: Path) -> None:
-    features = make_features(f"{__name__}:slow", (1, 8, 8))
-    process = multiprocessing.get_context("fork").Process(
-        target=compute, args=(features, RECORDS, tmp_path)
-    )
-    process.start()
-    while not any(np.fromfile(f, np.uint8).any() for f in tmp_path.glob("*.done")):
-        time.sleep(0.01)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    seen: list[int] = []
-    values = compute(features, RECORDS, tmp_path, on_progress=lambda done, _: seen.append(done))
-    assert seen[0] > 128  # the first chunk was not computed again
-    vectors = RECORDS.reshape(300, -1) + 1
-    assert np.allclose(values, vectors / np.linalg.norm(vectors, axis=1, keepdims=True), atol=1e-6)
-
-
-class Training(nn.Module):
-    """An encoder with an active dropout that `eval` cannot switch off."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.dropout(x.flatten(1), training=True)
-
-
-class Remembers(nn.Module):
-    """An encoder whose output depends on the records before."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.count += 1
-        return x.flatten(1) * self.count
-
-
-def broken(input_shape: tuple[int, ...], kind: str) -> Any:
-    if kind == "dropout":
-        return Training()
-    if kind == "memory":
-        return Remembers()
-    if kind == "nan":
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 3).requires_grad_(False)).apply(
-            lambda m: m.weight.fill_(torch.nan) if isinstance(m, nn.Linear) else None
-        )
-    return {"shape": nn.Linear(7, 2), "other": 3}[kind]
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("dropout", "same features again"),
-        ("memory", "same features again"),
-        ("nan", "finite features"),
-        ("shape", r"must take records of shape \(1, 8, 8\)"),
-        ("other", "must return a torch module, not int"),
-    ],
-)
-def test_a_bad_encoder_is_one_line(kind: str, words: str) -> None:
-    with pytest.raises(InvalidValueError, match=words):
-        make_features(f"{__name__}:broken", (1, 8, 8), options={"kind": kind}, normalise="none")
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -211,7 +106,12 @@ def test_a_bad_encoder_is_one_line(kind: str, words: str) -> None:
         ({"name": "scattering", "input_shape": (64,)}, "channels, height, width"),
         ({"name": "scattering", "options": {"groups": 7}}, "must divide the 81 channels"),
         ({"name": "scattering", "input_shape": (1, 2, 8)}, "at least 2"),
-        ({"name": "identity", "normalise": "batch"}, "must be one of unit, none"),
+        ({"name": "identity", "normalise": "batch"}, "must be one of unit, none.*cost budget"),
+        ({"name": "identity", "mean": [0.0] * 3}, "features.mean = '3 numbers'.*of the 64 feat"),
+        ({"name": "identity", "mean": [float("nan")]}, "features.mean = .*must be finite"),
+        ({"name": "identity", "std": [0.0]}, "features.std = .*must be positive"),
+        ({"name": nn.Flatten(), "weights": "x.pt"}, "features.weights = 'x.pt': must not be given"),
+        ({"name": nn.Flatten(), "options": {"a": 1}}, "features.options = .*must not be given"),
         ({"name": "identity", "weights": "x.pt"}, "takes no weights"),
     ],
 )
@@ -269,7 +169,7 @@ def test_the_place_in_memory_changes_no_bit() -> None:
     views = [torch.zeros(1100)[start : start + 1000].reshape(1, 1000) for start in range(64)]
     for view in views:
         view.copy_(record)
-    found = {features_module._vector(linear, view, "unit").numpy().tobytes() for view in views}
+    found = {feature_vector(linear, view, True).numpy().tobytes() for view in views}
     assert len(found) == 1
 
 
@@ -281,6 +181,46 @@ def test_the_declared_hash_is_that_of_the_declaration() -> None:
         '"options": {"angles": 4}, "sha256": null}'
     )
     assert digest == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_a_torch_module_is_copied_and_used_as_it_is() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, 5))
+    features = make_features(module, (1, 8, 8))
+    assert module.training
+    assert module[2].weight.requires_grad
+    module.eval()
+    with torch.no_grad():
+        vector = module(torch.from_numpy(RECORDS[:1]))[0]
+        assert np.allclose(features.of_record(RECORDS[0]), vector / vector.norm(), atol=1e-6)
+        assert make_features(module, (1, 8, 8)).declared_sha256 == features.declared_sha256
+        module[2].bias += 1e-3  # another encoder
+    other = make_features(module, (1, 8, 8))
+    assert other.declared_sha256 != features.declared_sha256
+    assert other.identity != features.identity
+    assert features.name == other.name == "Sequential"
+
+
+def test_declared_constants_scale_the_features() -> None:
+    mean, std = list(np.linspace(0, 1, 64)), [2.0]
+    features = make_features("identity", (1, 8, 8), mean=mean, std=std, normalise="none")
+    expected = (RECORDS[0].ravel() - np.array(mean, np.float32)) / 2
+    assert np.allclose(features.of_record(RECORDS[0]), expected, atol=1e-7)
+    unit = make_features("identity", (1, 8, 8), mean=mean, std=std).of_record(RECORDS[0])
+    assert np.allclose(unit, expected / np.linalg.norm(expected), atol=1e-6)
+    plain = make_features("identity", (1, 8, 8), normalise="none")
+    other = make_features("identity", (1, 8, 8), mean=[0.5], normalise="none")
+    assert len({f.declared_sha256 for f in (features, plain, other)}) == 3
+    assert len({f.identity for f in (features, plain, other)}) == 3
+
+
+def test_a_config_has_constants_too() -> None:
+    fields = {"features.name": "identity", "features.normalise": "none"}
+    plain = prepare(load_config(DEMO, fields), "NoiseWise", 0)
+    config = load_config(DEMO, fields | {"features.mean": [0.5], "features.std": [0.25]})
+    scaled = prepare(config, "NoiseWise", 0)
+    for one, other in zip(plain.clients, scaled.clients, strict=True):
+        expected = (one.data.train.inputs - 0.5) / 0.25
+        assert np.allclose(other.data.train.inputs, expected, atol=1e-6)
 
 
 def test_several_records_are_mapped_one_by_one() -> None:
@@ -299,14 +239,6 @@ def test_other_options_are_another_identity() -> None:
     ]
     assert len({features.identity for features in kinds}) == len(kinds)
     assert make_features("identity", (1, 8, 8)).identity == kinds[0].identity
-
-
-def test_a_record_without_finite_features_is_named(tmp_path: Path) -> None:
-    records = RECORDS.copy()
-    records[137, 0, 3, 3] = np.inf
-    features = make_features("identity", (1, 8, 8))
-    with pytest.raises(InvalidValueError, match=r"must be finite \(record 137\)"):
-        compute(features, records, tmp_path)
 
 
 def test_a_config_with_features_trains_the_head_only() -> None:

@@ -7,11 +7,12 @@ import copy
 import pytest
 import torch
 from gradient_cases import CASES, CLASSES, Case, clipped, single_gradients, theta_of
+from loop_agreement import compare, disagreement
 from torch import Tensor, nn
 from torch.nn import functional
 
 from noisewise.training.engine import FastGradients, cost_model, make_engine
-from noisewise.training.engine.layer_rules import LAYER_RULES
+from noisewise.training.engine.layer_rules import LAYER_RULES, RULES_BY_NAME
 from noisewise.training.gradients import FunctionalGradients
 from noisewise.training.models import make_model
 
@@ -19,29 +20,6 @@ from noisewise.training.models import make_model
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
-
-
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
-
-
-def disagreement(one: Tensor, other: Tensor) -> float:
-    return float((one - other).norm() / other.norm())
-
-
-def compare(case: Case, dtype: torch.dtype, n: int = 5, loss=functional.cross_entropy) -> None:
-    """Without clipping, with some records clipped, and with all of them."""
-    model = case.build().to(dtype)
-    theta = theta_of(model, dtype)
-    inputs, targets = case.records(n, dtype)
-    gradients = single_gradients(model, theta, inputs, targets, loss)
-    norms = gradients.norm(dim=1)
-    engine = FastGradients(model, loss)
-    for clip_norm in (None, 1e6, float(norms.median()), 0.01 * float(norms.mean())):
-        total = engine.clipped_sum(theta, inputs, targets, clip_norm)
-        assert total.dtype == torch.float64
-        assert total.shape == theta.shape
-        assert disagreement(total, clipped(gradients, clip_norm)) < TOLERANCE[dtype], clip_norm
-    assert engine.fallback_reason is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
@@ -54,6 +32,7 @@ def test_every_rule_has_a_case() -> None:
     """A new rule must be compared with the loop: this fails until `CASES` has a model with it."""
     compared = {type(module) for case in CASES for module in case.build().modules()}
     assert set(LAYER_RULES) <= compared
+    assert set(RULES_BY_NAME) <= {f"{kind.__module__}.{kind.__name__}" for kind in compared}
 
 
 @pytest.mark.parametrize("ghost", [True, False], ids=["ghost", "materialised"])
@@ -62,12 +41,12 @@ def test_both_ways_agree_with_the_loop(
     case: Case, ghost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever the cost model would have picked."""
-    from noisewise.training.engine import convolution, pieces
+    from noisewise.training.engine import convolution, pieces, volume_convolution
 
     def always(records: int, positions: int, inputs: int, outputs: int) -> bool:
         return ghost
 
-    for module in (convolution, pieces, cost_model):
+    for module in (convolution, pieces, volume_convolution, cost_model):
         monkeypatch.setattr(module, "prefer_ghost", always)
     compare(case, torch.float64, n=3)
 

@@ -1,8 +1,7 @@
-"""Types of the server: update matrix, disclosures, the server's view, the `Aggregator` protocol."""
+"""Types of the server: update matrix, the server's view, the `Aggregator` protocol."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -12,8 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from noisewise.aggregation.disclosure import Disclosure
 from noisewise.errors import UpdateError
 from noisewise.noise.estimate import NoiseEstimate
+from noisewise.text import array_text, short_repr
 
 __all__ = [
     "Aggregation",
@@ -29,18 +30,7 @@ State = Mapping[str, NDArray[np.float64] | NDArray[np.str_]]
 """What an aggregator keeps from round to round: named arrays, which checkpoints store."""
 
 
-class Disclosure(enum.Enum):
-    """Information about the clients that a server may need besides their updates."""
-
-    EPSILON = "epsilon"
-    """The clients' epsilons, as the clients report them."""
-    N_EXAMPLES = "n_examples"
-    """The clients' numbers of training records."""
-    TRUE_VARIANCE = "true_variance"
-    """The closed-form noise energy of each update. Clients never disclose it: simulation only."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class UpdateMatrix:
     """The updates that the server received in a round, one column for each client.
 
@@ -54,6 +44,10 @@ class UpdateMatrix:
 
     values: Tensor
     ids: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """Its shape and the clients, not the numbers."""
+        return short_repr(self, values=array_text(self.values), ids=self.ids)
 
     def __post_init__(self) -> None:
         if self.values.ndim != 2 or self.values.shape[1] != len(self.ids):
@@ -71,7 +65,7 @@ class UpdateMatrix:
         return len(self.ids)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ServerView:
     """Everything that an aggregator sees in one round.
 
@@ -85,6 +79,13 @@ class ServerView:
     updates: UpdateMatrix
     round: int
     disclosed: Mapping[Disclosure, NDArray[np.float64]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """The round, the updates' shape and what was disclosed."""
+        disclosed = [what.value for what in self.disclosed]
+        return short_repr(
+            self, round=self.round, updates=array_text(self.updates.values), disclosed=disclosed
+        )
 
     def disclosure(self, what: Disclosure) -> NDArray[np.float64]:
         """Return the disclosed values [n], in the order of the columns.
@@ -101,7 +102,7 @@ class ServerView:
         return self.disclosed[what]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Aggregation:
     """The result of one round at the server.
 
@@ -123,6 +124,14 @@ class Aggregation:
     state: State = field(default_factory=dict)
     is_weighted_sum: bool = True
     refused: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Shapes and the largest weight."""
+        largest = float(self.weights.max()) if len(self.weights) else None
+        return short_repr(
+            self, delta=array_text(self.delta), weights=array_text(self.weights),
+            largest_weight=largest, refused=len(self.refused) or None,
+        )  # fmt: skip
 
 
 @runtime_checkable

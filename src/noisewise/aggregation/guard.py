@@ -26,6 +26,7 @@ from torch import Tensor
 
 from noisewise.aggregation.agreement import AgreementTracker
 from noisewise.aggregation.base import Aggregation, Aggregator, ServerView, State, weighted_sum
+from noisewise.aggregation.drop_reason import DropKind, DropReason
 from noisewise.aggregation.weights import capped_weights
 from noisewise.checks import positive_int, positive_number
 from noisewise.errors import InvalidValueError, NoHonestUpdateError
@@ -121,13 +122,16 @@ class Guard:
             The reason for each refused column, by number of the column.
         """
         energy = np.diagonal(gram)
-        refused = {
-            int(i): f"has too little noise: energy {energy[i]:.3g}, policy minimum {self.floor:.3g}"
+        refused: dict[int, str] = {
+            int(i): _too_quiet(
+                f"has too little noise: energy {energy[i]:.3g}, policy minimum {self.floor:.3g}"
+            )
             for i in np.flatnonzero(energy < _OWN * self.floor)
         }
         for j in np.flatnonzero(self._too_many_small(values)):
             refused.setdefault(
-                int(j), "has more coordinates close to zero than the policy's noise allows"
+                int(j),
+                _too_quiet("has more coordinates close to zero than the policy's noise allows"),
             )
         distance = energy[:, None] + energy[None, :] - 2 * gram
         close = distance < _PAIR * self.floor
@@ -135,7 +139,7 @@ class Guard:
         for i in refused:  # an update that is close to a refused one may be honest
             close[i, :] = close[:, i] = False
         for j in np.flatnonzero(close.any(axis=1)):
-            refused[int(j)] = "is too close to another update to have independent noise"
+            refused[int(j)] = _too_quiet("is too close to another update to have independent noise")
         return refused
 
     def _too_many_small(self, values: Tensor) -> NDArray[np.bool_]:
@@ -145,7 +149,7 @@ class Guard:
         Anderson's inequality, a signal that does not depend on the noise cannot make
         |signal + noise| <= t more likely. The gradients of later steps do depend on the noise of
         earlier steps and reduce it a little; the margin of 2% allows for this
-        (docs/noisewise_method.md).
+        (docs/hostile_clients.md).
         """
         p = len(values)
         deviation = math.sqrt(self.floor / p)
@@ -225,6 +229,10 @@ class Guardable(Aggregator, Protocol):
         ...
 
 
+def _too_quiet(text: str) -> DropReason:
+    return DropReason(text, DropKind.TOO_QUIET)
+
+
 def as_guardable(aggregator: Aggregator, method: str) -> Guardable:
     """Return the aggregator if it can have a guard.
 
@@ -244,7 +252,7 @@ def as_guardable(aggregator: Aggregator, method: str) -> Guardable:
         method,
         f"cannot be guarded: its aggregator {type(aggregator).__name__} has no "
         f"{' and no '.join(missing)}. Choose a method that weights by noise, or add `guard` and "
-        "`with_guard(guard)` to the aggregator (docs/own_parts.md)",
+        "`with_guard(guard)` to the aggregator (docs/own_aggregators.md)",
     )
 
 
@@ -311,21 +319,23 @@ def guarded_sum(view: ServerView, guard: Guard | None, weigh: Weigh, state: Stat
     if not accepted:
         listed = "; ".join(f"{client} {reason}" for client, reason in reasons.items())
         raise NoHonestUpdateError(
-            f"no update of this round can come from an honest client: {listed}"
+            _too_quiet(f"no update of this round can come from an honest client: {listed}")
         )
-    kept = values if not refused else values[:, accepted]
+    accepted_values = values if not refused else values[:, accepted]
     kept_ids = tuple(ids[i] for i in accepted)
-    weighed = weigh(kept, kept_ids, guard.cap(len(accepted)))
+    weighed = weigh(accepted_values, kept_ids, guard.cap(len(accepted)))
     variance = guard.variance(weighed.noise.variance)
     kept_gram = gram[np.ix_(accepted, accepted)]
     tracker = AgreementTracker(tolerated_attackers=guard.tolerated_attackers)
     guard_state = {k.removeprefix(_PREFIX): v for k, v in state.items() if k.startswith(_PREFIX)}
-    trust, next_guard_state = tracker.judge(kept, kept_ids, variance, weighed.weights, guard_state)
+    trust, next_guard_state = tracker.judge(
+        accepted_values, kept_ids, variance, weighed.weights, guard_state
+    )
     trusted = guard.trusted(weighed.weights, trust)
     factors = guard.factors(kept_gram, trusted, variance, len(values))
     weights = np.zeros(len(ids))
     weights[accepted] = trusted
-    delta = weighted_sum(kept, trusted * factors)
+    delta = weighted_sum(accepted_values, trusted * factors)
     next_state = {
         **weighed.state,
         **{_PREFIX + name: array for name, array in next_guard_state.items()},

@@ -1,49 +1,33 @@
-"""`Method`, the clients' and the server's part of a method, and the table of all methods."""
+"""`Method`, the clients' and the server's part of a method; `make_method` and `plan_clients`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median_high
-from types import MappingProxyType
 from typing import Any
 
 from noisewise.aggregation.auto_steps import AutoSteps
 from noisewise.aggregation.base import Aggregator, Disclosure
 from noisewise.aggregation.guard import Guard, Guardable, as_guardable
-from noisewise.aggregation.noisewise import NoiseWise
-from noisewise.aggregation.oracle import Oracle
-from noisewise.aggregation.pfa import PFA
-from noisewise.aggregation.robust_hdp import RobustHDP
-from noisewise.aggregation.weighted import BudgetWeighted, ExampleWeighted, WeiAvg
-from noisewise.checks import non_negative_int, positive_number, printable_name
+from noisewise.aggregation.method_facts import METHODS, Adapt, MethodFacts, unchanged
+from noisewise.aggregation.schedules import Schedule
+from noisewise.aggregation.server_optimisers import ServerOptimiser
+from noisewise.checks import known_name, non_negative_int, positive_number, printable_name
 from noisewise.data.specs import ClientSpec
 from noisewise.errors import InvalidValueError
-from noisewise.noise.estimate import Estimator
 from noisewise.noise.registry import make_estimator
-from noisewise.plugins import load_object
+from noisewise.plugins import OR_OWN, load_object
 from noisewise.privacy.accounting import DEFAULT_ACCOUNTANT
 from noisewise.privacy.plan import LocalPlan, make_plan, non_private_plan
+from noisewise.text import short_repr
 
-__all__ = ["METHODS", "Method", "make_method", "plan_clients", "smallest_epsilon"]
+__all__ = ["Method", "make_method", "plan_clients"]
 
 _METHOD_OPTIONS = ("normalise", "server_steps", "average_rounds")  # of Method, not the aggregator
 
-Adapt = Callable[[Sequence[ClientSpec]], tuple[ClientSpec, ...]]
 
-
-def unchanged(specs: Sequence[ClientSpec]) -> tuple[ClientSpec, ...]:
-    """Return the specs unchanged: every client keeps its own budget."""
-    return tuple(specs)
-
-
-def smallest_epsilon(specs: Sequence[ClientSpec]) -> tuple[ClientSpec, ...]:
-    """Return the specs with the smallest epsilon for every client: the baseline MinEpsilon."""
-    smallest = min(spec.epsilon for spec in specs)
-    return tuple(replace(spec, epsilon=smallest) for spec in specs)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Method:
     """A method: what the clients do and what the server does.
 
@@ -62,6 +46,8 @@ class Method:
             many rounds; 0 releases the global model. This is post-processing, too.
         auto: sets the length of the server's steps and the average that is released, in place of
             ``server_steps`` and ``average_rounds``; None uses these.
+        schedule: of the clients' learning rate; None keeps it constant.
+        optimiser: applies the aggregated update to the model; None adds it. Not with ``auto``.
         shares_model: False if nothing leaves the clients: each trains a model of its own, with
             ``aggregator`` on its own updates only. For simulations only.
     """
@@ -76,9 +62,21 @@ class Method:
     average_rounds: int = 0
     auto: AutoSteps | None = None
     shares_model: bool = True
+    schedule: Schedule | None = None
+    optimiser: ServerOptimiser | None = None
+
+    def __repr__(self) -> str:
+        """Its name and what differs from averaging."""
+        return short_repr(
+            self, name=self.name, aggregator=type(self.aggregator).__name__,
+            private=self.private, needs=sorted(need.value for need in self.needs),
+        )  # fmt: skip
 
     def __post_init__(self) -> None:
         printable_name("method.name", self.name)
+        if self.auto is not None and self.optimiser is not None:
+            allowed = 'cannot be combined with learning_rate = "auto", which sets the steps itself'
+            raise InvalidValueError("server_optimiser", self.optimiser.name, allowed)
         if self.server_steps is not None:
             positive_number("server_steps", self.server_steps)
         non_negative_int("average_rounds", self.average_rounds)
@@ -86,6 +84,10 @@ class Method:
             raise InvalidValueError("normalise", self.normalise, "must be true or false")
         if hasattr(self.aggregator, "guard") or hasattr(self.aggregator, "with_guard"):
             as_guardable(self.aggregator, self.name)  # with one of the two it would run unguarded
+
+    def rate_factor(self, round_number: int) -> float:
+        """The factor of the clients' learning rate in a round, counted from 1."""
+        return 1.0 if self.schedule is None else self.schedule.factor(round_number)
 
     @property
     def server_rate(self) -> float:
@@ -136,8 +138,8 @@ class Method:
     @property
     def is_reference(self) -> bool:
         """Whether it is for comparison only: no privacy, no common model, or the true noise."""
-        known = Disclosure.TRUE_VARIANCE in self.needs
-        return not self.private or not self.shares_model or known
+        needs_true_noise = Disclosure.TRUE_VARIANCE in self.needs
+        return not self.private or not self.shares_model or needs_true_noise
 
     def guarded(self, floor: float, tolerated_attackers: int) -> Method:
         """Return the method with a `Guard`; it also clips updates that are normalised.
@@ -167,6 +169,7 @@ def plan_clients(
     rounds: int | Sequence[int],
     clip_norm: float,
     accountant: str = DEFAULT_ACCOUNTANT,
+    clip_rule: str = "norm",
 ) -> tuple[LocalPlan, ...]:
     """Make the local plans of all clients for a method.
 
@@ -177,6 +180,7 @@ def plan_clients(
             client. A client no longer takes part after its planned rounds.
         clip_norm: c.
         accountant: ``pld``, ``rdp`` or ``moments``.
+        clip_rule: "norm" or "normalise"; see `LocalPlan`.
 
     Returns:
         One plan for each client, in the order of ``specs``.
@@ -184,6 +188,12 @@ def plan_clients(
     Raises:
         InvalidValueError: the number of ``rounds`` is wrong, or a plan is not possible.
         AccountingError: no noise meets a client's budget.
+
+    Example:
+        >>> specs = [ClientSpec("a", 600, 30, 1.0, 1e-5), ClientSpec("b", 600, 30, 4.0, 1e-5)]
+        >>> plans = plan_clients(specs, make_method("MinEpsilon"), rounds=2, clip_norm=1.0)
+        >>> plans[0].noise_multiplier == plans[1].noise_multiplier
+        True
     """
     planned = [rounds] * len(specs) if isinstance(rounds, int) else list(rounds)
     if len(planned) != len(specs):
@@ -194,73 +204,9 @@ def plan_clients(
     if not method.private:
         return tuple(non_private_plan(s, rounds=r, accountant=accountant) for s, r in pairs)
     return tuple(
-        make_plan(s, rounds=r, clip_norm=clip_norm, accountant=accountant) for s, r in pairs
+        make_plan(s, rounds=r, clip_norm=clip_norm, accountant=accountant, clip_rule=clip_rule)
+        for s, r in pairs
     )
-
-
-def _robust_hdp(estimator: str | Estimator = "pcp", **options: Any) -> RobustHDP:
-    """Build RobustHDP; configs give the estimator by name."""
-    made = make_estimator(estimator) if isinstance(estimator, str) else estimator
-    return RobustHDP(made, **options)
-
-
-def _noisewise(estimator: str | Estimator = "factor", **options: Any) -> NoiseWise:
-    """Build NoiseWise; configs give the estimator by name."""
-    made = make_estimator(estimator) if isinstance(estimator, str) else estimator
-    return NoiseWise(made, **options)
-
-
-@dataclass(frozen=True)
-class _Row:
-    """One row of the table of methods.
-
-    ``unnormalised`` holds default options for updates that are not divided by their steps.
-    """
-
-    factory: Callable[..., object]
-    summary: str
-    adapt: Adapt = unchanged
-    private: bool = True
-    normalise: bool = False
-    shares_model: bool = True
-    unnormalised: Mapping[str, Any] = field(default_factory=dict)
-
-
-METHODS: Mapping[str, _Row] = MappingProxyType(
-    {
-        "NoiseWise": _Row(
-            _noisewise,
-            "the best signal-to-noise ratio from estimated noise, on step-normalised updates",
-            normalise=True,
-            unnormalised={"signal": "loadings"},
-        ),
-        "RobustHDP": _Row(_robust_hdp, "weights from the noise that the server estimates"),
-        "WeiAvg": _Row(WeiAvg, "weights by the epsilons that clients report"),
-        "PFA": _Row(
-            PFA, "as WeiAvg; updates of small-epsilon clients are projected on those of the others"
-        ),
-        "BudgetAvg": _Row(
-            BudgetWeighted, "weights by (N epsilon)^2 on step-normalised updates", normalise=True
-        ),
-        "DPFedAvg": _Row(ExampleWeighted, "weights by dataset size"),
-        "MinEpsilon": _Row(
-            ExampleWeighted,
-            "as DPFedAvg; every client uses the smallest epsilon of all clients",
-            smallest_epsilon,
-        ),
-        # A client knows its own noise, and the oracle's weight of a single update is 1.
-        "Alone": _Row(
-            Oracle,
-            "every client trains its own model with its own budget and shares nothing",
-            shares_model=False,
-        ),
-        "FedAvg": _Row(ExampleWeighted, "as DPFedAvg without privacy: a reference", private=False),
-        "Oracle": _Row(
-            Oracle, "weights from the true noise, which no real server knows: a reference"
-        ),
-    }
-)
-"""All methods by name; `make_method` builds one."""
 
 
 def make_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
@@ -283,23 +229,22 @@ def make_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
         >>> make_method("RobustHDP", {"estimate": "first"}).aggregator.needs
         frozenset()
     """
-    row = METHODS.get(name)
-    if row is None and ":" in name:
-        loaded = load_object(name, "method.name")
-        factory = loaded if callable(loaded) else (lambda: loaded)
-        row = _Row(factory, f"own aggregator {name}")
-    if row is None:
-        known = ", ".join(METHODS)
-        raise InvalidValueError(
-            "method.name", name, f'must be one of {known}, or "package.module:name"'
-        )
     arguments = dict(options or {})
+    if ":" in name:
+        facts = MethodFacts(name, f"own aggregator {name}")
+    else:
+        name = known_name("method.name", name, METHODS, OR_OWN)
+        facts = METHODS[name]
+        if isinstance(arguments.get("estimator"), str):
+            arguments["estimator"] = make_estimator(arguments["estimator"])
     fields = {key: arguments.pop(key) for key in _METHOD_OPTIONS if key in arguments}
-    fields = {"normalise": row.normalise} | fields
+    fields = {"normalise": facts.normalise} | fields
     if not fields["normalise"]:
-        arguments = {**row.unnormalised, **arguments}
+        arguments = {**facts.unnormalised, **arguments}
+    loaded = load_object(facts.factory, "method.name")
+    factory = loaded if callable(loaded) else (lambda: loaded)
     try:
-        aggregator = row.factory(**arguments)
+        aggregator = factory(**arguments)
     except TypeError as error:
         raise InvalidValueError("method.options", dict(options or {}), str(error)) from error
     if not isinstance(aggregator, Aggregator):
@@ -312,5 +257,5 @@ def make_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
             aggregator.needs,
             "must be a frozenset of noisewise.aggregation.Disclosure",
         )
-    fields["shares_model"] = row.shares_model
-    return Method(name, aggregator, row.adapt, row.private, row.summary, **fields)
+    fields["shares_model"] = facts.shares_model
+    return Method(name, aggregator, facts.adapt, facts.private, facts.summary, **fields)

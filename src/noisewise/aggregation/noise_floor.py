@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from noisewise.errors import InvalidValueError
 from noisewise.noise.variance import update_noise_variance
@@ -12,7 +12,12 @@ __all__ = ["noise_floor", "plan_noise"]
 
 
 def plan_noise(
-    plan: LocalPlan, size: int, learning_rate: float, *, normalised: bool = False
+    plan: LocalPlan,
+    size: int,
+    learning_rate: float,
+    *,
+    normalised: bool = False,
+    noise_steps: float | None = None,
 ) -> float:
     """Compute the closed-form noise energy of one update under a plan.
 
@@ -24,6 +29,8 @@ def plan_noise(
         size: p, number of parameters.
         learning_rate: of the client's local steps.
         normalised: whether the update is divided by its number of steps.
+        noise_steps: noise energy of the update in units of one step's; by default the number of
+            steps, which is right for SGD.
 
     Returns:
         The noise energy; 0 for a plan without privacy.
@@ -34,11 +41,18 @@ def plan_noise(
     energy = update_noise_variance(
         size, steps, learning_rate, plan.clip_norm, plan.noise_multiplier, plan.expected_batch
     )
+    if noise_steps is not None:
+        energy = energy / steps * noise_steps
     return float(energy) / (steps**2 if normalised else 1)
 
 
 def noise_floor(
-    permitted: Iterable[LocalPlan], size: int, learning_rate: float, *, normalised: bool
+    permitted: Iterable[LocalPlan],
+    size: int,
+    learning_rate: float,
+    *,
+    normalised: bool,
+    noise_steps: Callable[[int], float | None] = float,
 ) -> float:
     """Compute F, the least noise energy of an honest update under the federation's policy.
 
@@ -50,6 +64,8 @@ def noise_floor(
         size: p, number of parameters.
         learning_rate: of the clients' local steps.
         normalised: whether updates are divided by their number of steps.
+        noise_steps: (steps) -> noise energy of an update in units of one step's; by default that of
+            SGD, the number of steps.
 
     Returns:
         F > 0.
@@ -57,7 +73,13 @@ def noise_floor(
     Raises:
         InvalidValueError: there is no plan, or a plan has no privacy.
     """
-    energies = [plan_noise(p, size, learning_rate, normalised=normalised) for p in permitted]
+    energies = [
+        plan_noise(
+            plan, size, learning_rate, normalised=normalised,
+            noise_steps=noise_steps(plan.steps_per_round),
+        )
+        for plan in permitted
+    ]  # fmt: skip
     if not energies or min(energies) <= 0:
         raise InvalidValueError(
             "permitted", f"{len(energies)} plans", "must be at least one plan, each with privacy"

@@ -4,7 +4,7 @@ Each client should divide its update by its number of local steps before it send
 (`Method.normalise`), so that all updates carry the same signal. The weights 1/sigma^2 then give the
 best linear unbiased combination, and not only the one with the least noise. (FedNova divides by the
 steps as well, for another reason: to remove the bias towards clients that take more steps.) See
-docs/noisewise_method.md.
+docs/noisewise_derivation.md.
 """
 
 from __future__ import annotations

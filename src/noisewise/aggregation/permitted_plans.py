@@ -114,7 +114,7 @@ class Permitted:
 def floor_basis(method: str, learning_rate: float, size: int) -> str:
     """Return one line with the settings that a noise floor depends on, besides permitted plans.
 
-    `noisewise flower new` stores it beside the floor, and the server app compares it.
+    `noisewise flower new` stores it with the floor, and the server app compares it.
     """
     return f"{method}, learning rate {learning_rate:g}, {size} parameters"
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from noisewise.aggregation.base import UpdateMatrix
 from noisewise.errors import UpdateError
+from noisewise.text import short_repr
 
 __all__ = ["Screened", "screen_updates", "stack_updates", "update_fault"]
 
@@ -17,7 +18,7 @@ __all__ = ["Screened", "screen_updates", "stack_updates", "update_fault"]
 _LARGEST_ENERGY = 1e200  # estimators square and sum it; float32 updates are far below
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Screened:
     """The usable updates of a round, and the reasons for the others.
 
@@ -28,6 +29,10 @@ class Screened:
 
     updates: UpdateMatrix
     dropped: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        """The number of usable updates and of dropped ones."""
+        return short_repr(self, usable=len(self.updates.ids), dropped=dict(self.dropped))
 
 
 def update_fault(update: object, size: int, dtype: torch.dtype) -> str | None:
@@ -74,11 +79,11 @@ def screen_updates(
     """
     faults = {client: update_fault(update, size, dtype) for client, update in received.items()}
     dropped = {client: fault for client, fault in sorted(faults.items()) if fault is not None}
-    kept = sorted(client for client, fault in faults.items() if fault is None)
-    if not kept:
+    usable_ids = sorted(client for client, fault in faults.items() if fault is None)
+    if not usable_ids:
         reasons = "; ".join(f"{client} {fault}" for client, fault in dropped.items())
         raise UpdateError(f"no usable update in this round: {reasons or 'no client replied'}")
-    return Screened(stack_updates(received, kept), dropped)
+    return Screened(stack_updates(received, usable_ids), dropped)
 
 
 def stack_updates(updates: Mapping[str, Tensor], clients: Iterable[str]) -> UpdateMatrix:

@@ -140,7 +140,7 @@ def find_arrays(path: Path) -> dict[str, StoredArray]:
 
 
 def _in_npz(path: Path) -> dict[str, StoredArray]:
-    found = {}
+    arrays = {}
     with zipfile.ZipFile(path) as archive, open(path, "rb") as raw:
         for info in archive.infolist():
             if not info.filename.endswith(".npy"):
@@ -155,8 +155,8 @@ def _in_npz(path: Path) -> dict[str, StoredArray]:
                 array = replace(array, offset=start + array.offset)
             else:
                 array = replace(array, member=info.filename)
-            found[info.filename.removesuffix(".npy")] = array
-    return found
+            arrays[info.filename.removesuffix(".npy")] = array
+    return arrays
 
 
 def _npy_header(path: Path, file: IO[bytes]) -> StoredArray:
@@ -178,7 +178,7 @@ def _in_safetensors(path: Path) -> dict[str, StoredArray]:
         if not 2 <= length <= min(_SAFETENSORS_HEADER, total - 8):
             raise ValueError("not a safetensors header")
         header = json.loads(file.read(length))
-    found = {}
+    arrays = {}
     for name, entry in header.items():
         if name == "__metadata__":
             continue
@@ -198,5 +198,5 @@ def _in_safetensors(path: Path) -> dict[str, StoredArray]:
             or start < 0
         ):
             raise ValueError(f"the size of {name} in bytes does not match its shape {shape}")
-        found[name] = array
-    return found
+        arrays[name] = array
+    return arrays

@@ -128,8 +128,14 @@ def read_updates(path: Path | str) -> Tensor:
     return torch.cat([torch.as_tensor(np.asarray(part)) for part in source.blocks(1 << 16)])
 
 
+def _arrays_of(path: Path) -> dict[str, StoredArray]:
+    if not path.exists():
+        raise InvalidValueError("file", str(path), "must be a file with updates; it does not exist")
+    return find_arrays(path)
+
+
 def _matrix(path: Path) -> MatrixFile | ColumnFiles:
-    arrays = find_arrays(path)
+    arrays = _arrays_of(path)
     if path.suffix != ".npy" and _ARRAY not in arrays:
         names = ", ".join(arrays) or "no array"
         raise InvalidValueError(
@@ -152,7 +158,7 @@ def _matrix(path: Path) -> MatrixFile | ColumnFiles:
 def _columns(paths: Sequence[Path]) -> ColumnFiles:
     columns: list[StoredArray] = []
     for path in paths:
-        arrays = find_arrays(path)
+        arrays = _arrays_of(path)
         if len(arrays) != 1:
             names = ", ".join(arrays) or "no array"
             raise InvalidValueError(

@@ -20,11 +20,15 @@ from noisewise.cli import (
     data_commands,
     encoder_commands,
     flower_commands,
+    init_command,
     ledger_commands,
     noise_commands,
     planning_commands,
     reproduce_command,
+    site_commands,
+    statement_commands,
     training_commands,
+    watch_command,
 )
 from noisewise.cli.common import app, say
 from noisewise.errors import InvalidValueError, NoisewiseError
@@ -37,12 +41,16 @@ __all__ = [
     "data_commands",
     "encoder_commands",
     "flower_commands",
+    "init_command",
     "ledger_commands",
     "main",
     "noise_commands",
     "planning_commands",
     "reproduce_command",
+    "site_commands",
+    "statement_commands",
     "training_commands",
+    "watch_command",
 ]
 
 _INTERRUPTED = 130

@@ -10,13 +10,27 @@ from typing import Annotated
 
 import typer
 
-from noisewise.cli.common import AsJson, app, say
+from noisewise.cli.common import (
+    SITE,
+    AsJson,
+    Protected,
+    app,
+    say,
+)
 
 
-@app.command("audit")
+@app.command("audit", rich_help_panel=SITE)
 def audit_command(
-    runs: Annotated[int, typer.Option(min=1, help="Independent runs.")] = 4,
-    canaries: Annotated[int, typer.Option(min=2, help="Known records in each run.")] = 1000,
+    runs: Annotated[int, typer.Option(min=1, metavar="N", help="Independent runs.")] = 4,
+    canaries: Annotated[
+        int, typer.Option(min=2, metavar="N", help="Known records (or persons) in each run.")
+    ] = 1000,
+    unit: Annotated[
+        Protected, typer.Option(help="What the audited budget protects: a record or a person.")
+    ] = Protected.RECORD,
+    records_per_person: Annotated[
+        int, typer.Option(min=1, metavar="N", help="With --unit person: records of each person.")
+    ] = 3,
     noise_multiplier: Annotated[float, typer.Option(help="z of the audited plan.")] = 1.0,
     delta: Annotated[float, typer.Option(help="Delta of the claimed budget.")] = 1e-5,
     accountant: Annotated[str, typer.Option(help="One of pld, rdp, moments.")] = "pld",
@@ -36,7 +50,10 @@ def audit_command(
         str, typer.Option(help="With --hostile and without --site: a model for 28 x 28 images.")
     ] = "mlp",
     seconds: Annotated[
-        float, typer.Option(min=0.1, help="With --hostile: duration of each search in seconds.")
+        float,
+        typer.Option(
+            min=0.1, metavar="S", help="With --hostile: duration of each search in seconds."
+        ),
     ] = 10.0,
     as_json: AsJson = False,
 ) -> None:
@@ -51,6 +68,7 @@ def audit_command(
 
     Examples:
       noisewise audit --output runs/audit
+      noisewise audit --unit person --records-per-person 5
       noisewise audit --hostile --site site.toml
     """
     if hostile:
@@ -68,6 +86,8 @@ def audit_command(
             noise_multiplier=noise_multiplier,
             delta=delta,
             accountant=accountant,
+            unit=unit.value,
+            records_per_person=records_per_person,
         )
     say(to_json(result.summary()) if as_json else audit_text(result))
     if output is not None:
@@ -101,7 +121,7 @@ def _hostile(site_file: Path | None, model_name: str, seconds: float, as_json: b
     else:
         torch.set_num_threads(1)
         model, loss = make_model(model_name, (1, 28, 28), 10, seed=0), cross_entropy
-        form, name = RecordForm((1, 28, 28), torch.float32, (), torch.int64), model_name
+        form, name = RecordForm.single((1, 28, 28), torch.float32, (), torch.int64), model_name
     deployed, simulated = (
         hostile_search(
             model, loss, form, engine=make_engine(model, loss, isolate=isolate), seconds=seconds

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
+from typer.core import TyperGroup
 
 from noisewise.checks import repeated
 from noisewise.errors import InvalidValueError
 from noisewise.text import printable
 
 __all__ = [
+    "DATA",
+    "PAPER",
+    "SERVER",
+    "SITE",
+    "TRAIN",
     "AsJson",
     "Config",
     "Output",
+    "Protected",
     "Set",
     "SetSeveral",
     "Workers",
@@ -29,12 +38,54 @@ __all__ = [
     "words",
 ]
 
+TRAIN = "Train and compare"
+DATA = "Data and estimates"
+SITE = "A site and its budget"
+SERVER = "A server of a real federation"
+PAPER = "The paper"
+
+
+class Protected(StrEnum):
+    """What a budget protects, one of `noisewise.data.specs.UNITS`."""
+
+    RECORD = "record"
+    PERSON = "person"
+
+
+class _Grouped(TyperGroup):
+    """Lists the commands of one panel together, in the order in which users need them."""
+
+    _first = (
+        "init",
+        "run",
+        "compare",
+        "watch",
+        "report",
+        "methods",
+        "plan",
+        "population",
+        "attacks",
+        "data",
+    )
+    _panels = (TRAIN, DATA, SITE, SERVER, PAPER)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        def place(name: str) -> tuple[int, int]:
+            panel = getattr(self.commands[name], "rich_help_panel", TRAIN)
+            position = self._first.index(name) if name in self._first else len(self._first)
+            group = self._panels.index(panel) if panel in self._panels else len(self._panels)
+            return group, position
+
+        return sorted(self.commands, key=place)
+
+
 app = typer.Typer(
     name="noisewise",
+    cls=_Grouped,
     help="Federated learning in which every client has its own privacy budget and nobody trusts "
     "the server.",
     no_args_is_help=True,
-    add_completion=False,
+    suggest_commands=False,  # click does that
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -44,7 +95,7 @@ Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="Folder for results. Default: runs/CONFIG.")
 ]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Processes. Default: the number of cores.")
+    int | None, typer.Option(min=1, metavar="N", help="Processes. Default: the number of cores.")
 ]
 Set = Annotated[
     list[str] | None,

@@ -8,10 +8,17 @@ from typing import Annotated
 
 import typer
 
-from noisewise.cli.common import AsJson, app, say
+from noisewise.cli.common import (
+    DATA,
+    AsJson,
+    app,
+    say,
+)
+from noisewise.errors import InvalidValueError
+from noisewise.text import align_columns
 
 data_app = typer.Typer(help="List, download and verify datasets.", no_args_is_help=True)
-app.add_typer(data_app, name="data")
+app.add_typer(data_app, name="data", rich_help_panel=DATA)
 
 DatasetName = Annotated[str, typer.Argument(help="A name from `noisewise data list`.")]
 
@@ -26,11 +33,12 @@ def data_list_command(as_json: AsJson = False) -> None:
         fields = ("name", "n_train", "n_test", "n_classes", "state")
         say(json.dumps([{name: getattr(row, name) for name in fields} for row in rows]))
         return
-    say(f"{'name':<14} {'train':>7} {'test':>7} {'shape':<12} {'state':<9} sources")
+    table = [("name", "train", "test", "shape", "state", "sources")]
     for row in rows:
         shape = "x".join(map(str, row.shape)) or "text"
         sources = ", ".join(row.sources) or "scikit-learn"
-        say(f"{row.name:<14} {row.n_train:>7} {row.n_test:>7} {shape:<12} {row.state:<9} {sources}")
+        table.append((row.name, str(row.n_train), str(row.n_test), shape, row.state, sources))
+    say("\n".join(align_columns(table, right=(1, 2))))
 
 
 @data_app.command("show")
@@ -47,22 +55,31 @@ def data_show_command(name: DatasetName) -> None:
 
 @data_app.command("get")
 def data_get_command(
-    name: DatasetName,
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="Names from `noisewise data list`.")
+    ],
     folder: Annotated[
-        Path | None, typer.Option(help="Folder with files that you placed there.")
+        Path | None,
+        typer.Option(help="Folder with files that you placed there, for a single dataset."),
     ] = None,
 ) -> None:
-    """Download a dataset into the cache, from the first source that has it, and verify it.
+    """Download datasets into the cache, each from the first source that has it, and verify them.
 
-    Example:
+    Examples:
       noisewise data get mnist
+
+      noisewise data get mnist cifar10
     """
-    from noisewise.data import get_dataset
+    from noisewise.checks import known_name
+    from noisewise.data import dataset_names, get_dataset
     from noisewise.data.progress import progress_bar
 
-    with progress_bar() as progress:
-        status = get_dataset(name, folder, progress)
-    say(f"{status.name}: {status.state}" + (f" in {status.folder}" if status.folder else ""))
+    if folder is not None and len(names) > 1:
+        raise InvalidValueError("--folder", str(folder), "is for one dataset; name only one")
+    for name in [known_name("dataset", name, dataset_names()) for name in names]:
+        with progress_bar() as progress:
+            status = get_dataset(name, folder, progress)
+        say(f"{status.name}: {status.state}" + (f" in {status.folder}" if status.folder else ""))
 
 
 @data_app.command("verify")

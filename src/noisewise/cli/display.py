@@ -17,8 +17,10 @@ from rich.progress import (
     TextColumn,
 )
 
-from noisewise.federation.results import RoundRecord
+from noisewise.federation.round_record import RoundRecord
+from noisewise.federation.task_info import TaskInfo
 from noisewise.text import printable
+from noisewise.training.metrics import MetricInfo
 
 __all__ = ["TrainingDisplay"]
 
@@ -27,11 +29,11 @@ _WINDOW = 10  # rounds of each run from which the remaining time is estimated
 _RUSH = 0.01  # of the longest pause: rounds that follow each other faster were read, not trained
 
 
-def _note(record: RoundRecord) -> str:
-    """Accuracy after a round, and the aggregate's noise as a multiple of the oracle's."""
+def _note(record: RoundRecord, metric: MetricInfo) -> str:
+    """The main metric after a round, and the aggregate's noise as a multiple of the oracle's."""
     parts = []
-    if record.accuracy is not None:
-        parts.append(f"accuracy {100 * record.mean_accuracy:.1f} %")
+    if record.by_client(metric.name):
+        parts.append(f"{metric.name} {metric.text(record.figure(metric.name))}")
     if record.noise_ratio > 0 and math.isfinite(record.noise_ratio):
         parts.append(f"noise {record.noise_ratio:.2f} x oracle's")
     if record.train_loss is not None and not math.isfinite(record.mean_train_loss):
@@ -56,7 +58,7 @@ class _Pace:
         self._seen: deque[tuple[float, int]] = deque(maxlen=window + 1)
 
     def left(self, done: int, total: int) -> str:
-        """Note that `done` of `total` steps are done; the time left, empty while unknown."""
+        """Record that `done` of `total` steps are done; return the time left, empty if unknown."""
         self._seen.append((time.monotonic(), done))
         times, counts = zip(*self._seen, strict=True)
         pauses = [after - before for before, after in pairwise(times)]
@@ -82,6 +84,7 @@ class TrainingDisplay:
         self._quiet, self._console = quiet, console or Console(stderr=True)
         self._last_line = time.monotonic()
         self.bars: Progress | None = None
+        self._metric = TaskInfo().main
         self._begin("", 1, 1)
 
     def __enter__(self) -> TrainingDisplay:
@@ -98,9 +101,10 @@ class TrainingDisplay:
         self._notes: dict[str, str] = {}
         self._paces: dict[str, _Pace] = {}
 
-    def start(self, title: str, runs: int, rounds: int) -> None:
-        """A comparison starts; its title is printed if it has one, as in sweeps."""
+    def start(self, title: str, runs: int, rounds: int, metric: MetricInfo | None = None) -> None:
+        """Start a comparison; print its title if it has one, as in sweeps."""
         self.__exit__()
+        self._metric = metric or TaskInfo().main
         self._begin(title, runs, rounds)
         if title:
             print(printable(title), file=sys.stderr, flush=True)
@@ -116,15 +120,16 @@ class TrainingDisplay:
             self.bars.start()
 
     def planned(self, done: int, total: int) -> None:
-        """So many plans are made."""
+        """Show how many plans are made."""
         self._show("planning budgets", done, total, "")
 
     def on_round(self, method: str, seed: int, record: RoundRecord) -> None:
-        """A round of a run has ended."""
+        """Show that a round of a run has ended."""
         self._done += 1
         name = printable(f"{method}, seed {seed}")
-        # Rounds without an evaluation show the last accuracy.
-        self._notes[name] = note = _note(record) if record.accuracy else self._notes.get(name, "")
+        # Rounds without an evaluation show the last figure.
+        note = _note(record, self._metric) if record.evaluated else self._notes.get(name, "")
+        self._notes[name] = note
         total = self._runs * self._rounds
         if self.bars is None or self._runs == 1:
             text = f"{name}: round {record.round}" + (f", {note}" if note else "")

@@ -6,12 +6,17 @@ from typing import Annotated
 
 import typer
 
-from noisewise.cli.common import app, say
+from noisewise.cli.common import (
+    DATA,
+    app,
+    say,
+)
+from noisewise.text import align_columns
 
 encoders_app = typer.Typer(
     help="List and download public encoders for the features of a config.", no_args_is_help=True
 )
-app.add_typer(encoders_app, name="encoders")
+app.add_typer(encoders_app, name="encoders", rich_help_panel=DATA)
 
 
 @encoders_app.command("list")
@@ -19,9 +24,11 @@ def encoders_list_command() -> None:
     """List the encoders, and which of them are in the cache."""
     from noisewise.encoders import ENCODERS
 
+    table = []
     for info in ENCODERS.values():
-        say(f"{info.name:<20} {info.state:<11} {info.title}")
-        say(f"{'':<20} {'':<11} {info.package.title}; licence: {info.licence}")
+        table.append((info.name, info.state, info.title))
+        table.append(("", "", f"{info.package.title}; licence: {info.licence}"))
+    say("\n".join(align_columns(table)))
 
 
 @encoders_app.command("get")

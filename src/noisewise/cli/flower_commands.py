@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from noisewise.checks import positive_number
-from noisewise.cli.common import app, say
+from noisewise.cli.common import (
+    SERVER,
+    app,
+    say,
+)
 from noisewise.errors import InvalidValueError
 
 if TYPE_CHECKING:
@@ -20,7 +24,7 @@ flower_app = typer.Typer(
     help="Real federations with Flower: write an app, check a site, show how a run ended.",
     no_args_is_help=True,
 )
-app.add_typer(flower_app, name="flower")
+app.add_typer(flower_app, name="flower", rich_help_panel=SERVER)
 
 
 MethodName = Annotated[
@@ -37,6 +41,7 @@ Rate = Annotated[
 ModelName = Annotated[str, typer.Option(help="The federation's model.")]
 Shape = Annotated[str, typer.Option(help="Shape of one record.", metavar="N,N,...")]
 Classes = Annotated[int, typer.Option(help="Number of outputs of the model.")]
+TaskName = Annotated[str, typer.Option(help="Task of the model, such as regression.")]
 EpsilonMax = Annotated[float, typer.Option(help="Largest epsilon of a site.")]
 DeltaMax = Annotated[float, typer.Option(help="Largest delta of a site.")]
 Records = Annotated[
@@ -65,6 +70,7 @@ def flower_new_command(
     epochs: Epochs = "4",
     rounds_min: RoundsMin = 3,
     clip_norm_min: ClipNormMin = 1.0,
+    task: TaskName = "classification",
 ) -> None:
     """Write a complete Flower app: server, client, a site's file, keys, README.
 
@@ -79,7 +85,7 @@ def flower_new_command(
 
     settings = _settings(
         method, learning_rate, model, input_shape, classes,
-        _permitted(epsilon_max, delta_max, records, batch, epochs, rounds_min, clip_norm_min),
+        _permitted(epsilon_max, delta_max, records, batch, epochs, rounds_min, clip_norm_min), task,
     )  # fmt: skip
     for path in write_app(folder, settings):
         say(f"{path}")
@@ -125,11 +131,12 @@ def _settings(
     input_shape: str,
     classes: int,
     permitted: Permitted,
+    task: str = "classification",
 ) -> AppSettings:
     from noisewise.flower.new_app import AppSettings
 
     shape = _numbers("input-shape", input_shape, ",")
-    return AppSettings(method, _rate(learning_rate), model, shape, classes, permitted)
+    return AppSettings(method, _rate(learning_rate), model, shape, classes, permitted, task)
 
 
 def _rate(text: str) -> float | Literal["auto"]:

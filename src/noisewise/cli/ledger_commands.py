@@ -1,96 +1,152 @@
-"""`noisewise ledger`: what a site has promised its records, and what is spent of it."""
+"""`noisewise ledger`: a site's promised and spent privacy budget."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from noisewise.cli.common import AsJson, app, say, warn
-from noisewise.errors import InvalidValueError
+from noisewise.cli.common import SITE, AsJson, Protected, app, say, warn
+from noisewise.errors import InvalidValueError, LedgerError
+
+if TYPE_CHECKING:
+    from noisewise.privacy.ledger import Statement
+    from noisewise.privacy.ledger.signature import Signed
+    from noisewise.site.site_file import Site
 
 ledger_app = typer.Typer(
-    help="A site's privacy ledger: make it, read it, check it, print it.", no_args_is_help=True
+    help="Create, show, verify and export the privacy ledger of a site.", no_args_is_help=True
 )
-app.add_typer(ledger_app, name="ledger")
+app.add_typer(ledger_app, name="ledger", rich_help_panel=SITE)
 
 _UNKNOWN_HEAD = 3
 
-LedgerFile = Annotated[Path, typer.Argument(help="The ledger of one dataset, a file.")]
-
-
-class Format(StrEnum):
-    """Formats of an export."""
-
-    CSV = "csv"
-    JSON = "json"
-    HTML = "html"
+LedgerFile = Annotated[Path, typer.Argument(help="File of the ledger of one dataset.")]
+SiteFile = Annotated[
+    Path | None,
+    typer.Option("--site", help="The site's file: the risk of the whole budget is then exact."),
+]
 
 
 @ledger_app.command("init")
 def ledger_init_command(
     ledger: LedgerFile,
     dataset: Annotated[str, typer.Option(help="Name or fingerprint of the dataset.")],
-    epsilon: Annotated[float, typer.Option(help="Promised to each record, for good.")],
-    delta: Annotated[float, typer.Option(help="delta of the promise, far below 1 / records.")],
+    epsilon: Annotated[
+        float,
+        typer.Option(help="Epsilon that is promised to each record (or person); it is fixed."),
+    ],
+    delta: Annotated[
+        float,
+        typer.Option(help="Delta of the promise; must be far below 1 / records (or persons)."),
+    ],
     accountant: Annotated[str, typer.Option(help="One of pld, rdp, moments.")] = "pld",
+    unit: Annotated[
+        Protected,
+        typer.Option(help="What the budget protects: a record, or a person with all records."),
+    ] = Protected.RECORD,
     records: Annotated[
-        int | None, typer.Option(min=1, help="Declared number of records: checks delta; not kept.")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Declared number of records (or persons), to check delta; it is not stored.",
+        ),
     ] = None,
 ) -> None:
-    """Make an empty ledger, once for each dataset. None is ever replaced.
+    """Create an empty ledger, once for each dataset. An existing ledger is never replaced.
 
-    Example:
+    Examples:
       noisewise ledger init ward7.ledger --dataset ward-7-2026 --epsilon 2 --delta 1e-6
+      noisewise ledger init ward8.ledger --dataset ward-8 --epsilon 2 --delta 1e-6 --unit person
     """
     from noisewise.privacy.budget import PrivacyBudget, budget_warnings
     from noisewise.privacy.ledger import Ledger
 
     budget = PrivacyBudget(epsilon, delta)
-    Ledger.create(ledger, budget, dataset, accountant)
-    warn(budget_warnings(budget, records))
+    Ledger.create(ledger, budget, dataset, accountant, unit=unit.value)
+    warn(budget_warnings(budget, records, unit.value))
     say(
-        f"{ledger}: epsilon {epsilon:g} at delta {delta:g} for each record of '{dataset}'. Keep "
-        f"{ledger.name} and {ledger.name}-witness together, on a local disk."
+        f"{ledger}: epsilon {epsilon:g} at delta {delta:g} for each {unit.value} of '{dataset}'. "
+        f"Keep {ledger.name} and {ledger.name}-witness together, on a local disk."
     )
 
 
 @ledger_app.command("show")
 def ledger_show_command(
     ledger: LedgerFile,
-    last: Annotated[int, typer.Option(min=0, help="How many entries to show.")] = 20,
+    last: Annotated[int, typer.Option(min=0, metavar="N", help="How many entries to show.")] = 20,
+    site: SiteFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what was promised, what is spent and what is left.
+    """Show what was promised, spent and left, for which federations, and what it means as risk.
 
-    Example:
+    Examples:
       noisewise ledger show ward7.ledger
+      noisewise ledger show ward7.ledger --site site.toml
     """
     from noisewise.privacy.ledger import Ledger
-    from noisewise.report.ledger_statement import statement_json, statement_text
+    from noisewise.report.ledger_statement import ledger_risks, statement_json, statement_text
 
     with Ledger.inspect(ledger) as book:
         statement = book.statement()
-    say(statement_json(statement) if as_json else statement_text(statement, last), nl=not as_json)
+    planned = None if site is None else site_of(site, statement).planned_steps
+    risks = ledger_risks(statement, planned)
+    if as_json:
+        say(statement_json(statement, risks), nl=False)
+    else:
+        say(statement_text(statement, last, risks))
+
+
+def site_of(file: Path, statement: Statement) -> Site:
+    """Read the site's file that belongs to a ledger."""
+    from noisewise.site.site_file import load_site
+
+    site = load_site(file)
+    named = (site.config.ledger.dataset, site.budget.epsilon, site.budget.delta, site.plan.unit)
+    if named != (statement.dataset_id, statement.epsilon, statement.delta, statement.unit):
+        allowed = (
+            f"must be the file of this ledger: dataset '{statement.dataset_id}', epsilon "
+            f"{statement.epsilon:g}, delta {statement.delta:g}, unit {statement.unit}"
+        )
+        raise InvalidValueError("--site", str(file), allowed)
+    return site
 
 
 @ledger_app.command("verify")
 def ledger_verify_command(
-    ledger: LedgerFile,
+    ledger: Annotated[
+        Path | None,
+        typer.Argument(help="File of the ledger; not required with --signature."),
+    ] = None,
     head: Annotated[
         str | None,
-        typer.Option(help="A last hash noted earlier, 16 digits or more: is it still there?"),
+        typer.Option(
+            help="A hash that was noted earlier (16 digits or more); must be in the ledger."
+        ),
     ] = None,
     events: Annotated[
-        int | None, typer.Option(min=0, help="The number of events noted beside --head.")
+        int | None,
+        typer.Option(min=0, metavar="N", help="The number of events that was noted with the hash."),
+    ] = None,
+    signature: Annotated[
+        Path | None, typer.Option(help="Signature of a statement: STATEMENT.sig.")
+    ] = None,
+    public_key: Annotated[
+        Path | None, typer.Option(help="The site's public key, received from the site itself.")
+    ] = None,
+    statement: Annotated[
+        Path | None, typer.Option(help="The signed statement. Default: --signature without .sig.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every page, hash, stored reply and the spent budget.
+    """Check every page, hash, stored reply and the spent budget; or a signed statement.
+
+    With --signature, the statement, its signature and the signed last hash are checked. With a
+    ledger too, that hash must be in the ledger.
 
     Exit code 0: valid. 1: not valid. 2: an option is invalid. 3: the ledger is valid and does not
     contain the hash of --head.
@@ -98,15 +154,30 @@ def ledger_verify_command(
     Examples:
       noisewise ledger verify ward7.ledger
       noisewise ledger verify ward7.ledger --head 1b605e71ab0318da --events 91
+      noisewise ledger verify --signature statement.html.sig --public-key site.key.pub
     """
     from noisewise.privacy.ledger import verify_ledger
 
+    answer: dict[str, object] = {}
+    if signature is not None:
+        if (head, events) != (None, None):
+            allowed = "must be left out with --signature, which contains them"
+            raise InvalidValueError("--head", head or events, allowed)
+        signed = _signed(signature, public_key, statement, as_json)
+        head, events, answer = signed.head, signed.events, {"signed": asdict(signed)}
+        if ledger is None:
+            say(json.dumps({"ok": True, **answer}) if as_json else "the ledger was not checked")
+            return
+    elif public_key is not None or statement is not None:
+        raise InvalidValueError("--signature", None, "must be given with --public-key, --statement")
+    if ledger is None:
+        raise InvalidValueError("LEDGER", None, "must be given, or --signature")
     outcome = verify_ledger(ledger, head, events=events)
     unknown = not outcome.ok and not outcome.problems
     if as_json:
-        answer = {"ok": outcome.ok, "events": outcome.events, "head": outcome.head}
-        noted = {"noted": outcome.noted, "remark": outcome.remark}
-        say(json.dumps({**answer, "problems": list(outcome.problems), **noted}))
+        answer |= {"ok": outcome.ok, "events": outcome.events, "head": outcome.head}
+        answer |= {"problems": list(outcome.problems)}
+        say(json.dumps({**answer, "noted": outcome.noted, "remark": outcome.remark}))
     elif outcome.problems:
         say("NOT VALID; clients refuse to use this ledger:")
         for problem in outcome.problems:
@@ -119,17 +190,46 @@ def ledger_verify_command(
         raise typer.Exit(_UNKNOWN_HEAD if unknown else 1)
 
 
+def _signed(file: Path, key: Path | None, statement: Path | None, as_json: bool) -> Signed:
+    """Check a signed statement; the command ends with exit code 1 if it is not valid."""
+    from noisewise.privacy.ledger.signature import check_signature, read_public_key
+
+    if key is None:
+        raise InvalidValueError("--public-key", None, "must be given with --signature")
+    public = read_public_key(key)
+    if statement is None and file.suffix != ".sig":
+        allowed = "must end in .sig; otherwise name the statement with --statement"
+        raise InvalidValueError("--signature", str(file), allowed)
+    statement = statement or file.with_suffix("")
+    try:
+        signed = check_signature(file.read_bytes(), public, statement.read_bytes())
+    except OSError as error:
+        allowed = f"cannot be read ({error.strerror})"
+        raise InvalidValueError("--signature", str(error.filename), allowed) from error
+    except LedgerError as error:
+        answer = json.dumps({"ok": False, "problems": [str(error)]})
+        say(answer if as_json else f"NOT VALID: {error}")
+        raise typer.Exit(1) from error
+    if not as_json:
+        say(f"valid signature: {statement} is unchanged since {signed.signed_at}")
+        say(f"signed at event {signed.events} of ledger {signed.ledger_id}")
+    return signed
+
+
 @ledger_app.command("why")
 def ledger_why_command(
     ledger: Annotated[
-        Path, typer.Argument(help="The ledger; the site's file if that could not be read.")
+        Path,
+        typer.Argument(help="File of the ledger, or the site's file if the ledger cannot be read."),
     ],
-    last: Annotated[int, typer.Option(min=1, max=50, help="How many refusals to show.")] = 1,
+    last: Annotated[
+        int, typer.Option(min=1, max=50, metavar="N", help="How many refusals to show.")
+    ] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Show why the site did not take part: its last refusals, the newest first.
 
-    It works when the ledger is missing or corrupt.
+    The command also works if the ledger is missing or corrupt.
 
     Examples:
       noisewise ledger why ward7.ledger
@@ -142,43 +242,7 @@ def ledger_why_command(
         say(json.dumps([asdict(refusal) for refusal in refusals], indent=1))
         return
     if not refusals:
-        say(f"no refusal is noted for {ledger}")
+        say(f"no refusal is recorded for {ledger}")
     for refusal in refusals:
-        asked = "" if refusal.round is None else f"  round {refusal.round}"
-        say(f"{refusal.time}{asked}  {refusal.reason}\n  remedy: {refusal.remedy}")
-
-
-@ledger_app.command("export")
-def ledger_export_command(
-    ledger: LedgerFile,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A file; else it is printed.")
-    ] = None,
-    form: Annotated[
-        Format | None, typer.Option("--format", help="Default: what the file's name ends in.")
-    ] = None,
-) -> None:
-    """Write all entries as CSV or JSON, or a one-page statement as HTML.
-
-    Examples:
-      noisewise ledger export ward7.ledger --output statement.html
-      noisewise ledger export ward7.ledger --format csv
-    """
-    from noisewise.privacy.ledger import Ledger
-    from noisewise.report.ledger_statement import statement_csv, statement_html, statement_json
-    from noisewise.storage import write_atomic
-
-    ending = output.suffix.lstrip(".").lower() if output is not None else ""
-    if form is None and ending not in tuple(Format):
-        where = "--format" if output is None else "--output"
-        value = None if output is None else str(output)
-        allowed = "give --format csv, json or html, or a file name that ends in one of them"
-        raise InvalidValueError(where, value, allowed)
-    write = {Format.CSV: statement_csv, Format.JSON: statement_json, Format.HTML: statement_html}
-    with Ledger.inspect(ledger) as book:
-        text = write[form or Format(ending)](book.statement())
-    if output is None:
-        say(text, nl=False)
-        return
-    write_atomic(output, text.encode())
-    say(f"{output}")
+        round_text = "" if refusal.round is None else f"  round {refusal.round}"
+        say(f"{refusal.time}{round_text}  {refusal.reason}\n  remedy: {refusal.remedy}")

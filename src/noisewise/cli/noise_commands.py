@@ -7,13 +7,22 @@ from typing import Annotated
 
 import typer
 
-from noisewise.cli.common import AsJson, Config, Set, Workers, app, overrides, say
+from noisewise.cli.common import (
+    DATA,
+    AsJson,
+    Config,
+    Set,
+    Workers,
+    app,
+    overrides,
+    say,
+)
 from noisewise.errors import InvalidValueError
 from noisewise.text import align_columns
 from noisewise.worker_processes import available_cores
 
 
-@app.command("estimate")
+@app.command("estimate", rich_help_panel=DATA)
 def estimate_command(
     files: Annotated[
         list[Path],
@@ -99,11 +108,13 @@ def _draw_estimates(files: list[Path], folder: Path) -> None:
     say(f"figures in {folder}", err=True)
 
 
-@app.command("updates")
+@app.command("updates", rich_help_panel=DATA)
 def updates_command(
     config: Config,
     output: Annotated[Path, typer.Option("--output", "-o", help="A .safetensors file.")],
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the config's.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Seed, instead of the config's.")
+    ] = None,
     workers: Workers = None,
     settings: Set = None,
 ) -> None:

@@ -8,10 +8,20 @@ from typing import Annotated
 
 import typer
 
-from noisewise.cli.common import AsJson, Config, Set, app, overrides, say, warn
+from noisewise.cli.common import (
+    TRAIN,
+    AsJson,
+    Config,
+    Set,
+    app,
+    overrides,
+    say,
+    warn,
+)
+from noisewise.text import align_columns
 
 
-@app.command("plan")
+@app.command("plan", rich_help_panel=TRAIN)
 def plan_command(
     epsilon: Annotated[float, typer.Option(help="Epsilon of the client's budget.")],
     examples: Annotated[int, typer.Option(help="N, the client's number of training records.")],
@@ -65,27 +75,27 @@ def plan_command(
     )
 
 
-@app.command("methods")
+@app.command("methods", rich_help_panel=TRAIN)
 def methods_command(as_json: AsJson = False) -> None:
     """List the methods and what the server needs to know about the clients."""
-    from noisewise.aggregation.methods import METHODS, make_method
+    from noisewise.aggregation.method_facts import METHODS
 
-    methods = [make_method(name) for name in METHODS]
-    needs = {m.name: sorted(need.value for need in m.needs) for m in methods}
+    needs = {name: [need.value for need in facts.needs] for name, facts in METHODS.items()}
     if as_json:
         rows = [
-            {"method": m.name, "needs": needs[m.name], "private": m.private, "summary": m.summary}
-            for m in methods
-        ]
+            {"method": name, "needs": needs[name], "private": facts.private,
+             "summary": facts.summary}
+            for name, facts in METHODS.items()
+        ]  # fmt: skip
         say(json.dumps(rows))
         return
-    say(f"{'method':<12} {'the server is told':<20} what it does")
-    for method in methods:
-        disclosed = ", ".join(needs[method.name]) or "nothing"
-        say(f"{method.name:<12} {disclosed:<20} {method.summary}")
+    table = [("method", "disclosed to the server", "description")]
+    for name, facts in METHODS.items():
+        table.append((name, ", ".join(needs[name]) or "nothing", facts.summary))
+    say("\n".join(align_columns(table)))
 
 
-@app.command("population")
+@app.command("population", rich_help_panel=TRAIN)
 def population_command(
     config: Config,
     output: Annotated[

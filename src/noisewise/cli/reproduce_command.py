@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from noisewise.cli.common import AsJson, Set, Workers, app, overrides, say, words
+from noisewise.cli.common import (
+    PAPER,
+    AsJson,
+    Set,
+    Workers,
+    app,
+    overrides,
+    say,
+    words,
+)
 from noisewise.errors import InvalidValueError
 from noisewise.worker_processes import available_cores
 
@@ -18,12 +27,15 @@ if TYPE_CHECKING:
     from noisewise.paper.artefact_runs import Column, Overrides
 
 
+_DAY = 24 * 3600.0
+
+
 def _names(option: str, text: str | None) -> tuple[str, ...] | None:
     names = words(option, text)
     return None if names is None else tuple(names)
 
 
-@app.command("reproduce")
+@app.command("reproduce", rich_help_panel=PAPER)
 def reproduce_command(
     name: Annotated[
         str | None, typer.Argument(help="Name of a table or figure; default: list all of them.")
@@ -31,11 +43,13 @@ def reproduce_command(
     seeds: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Runs of each method instead of the paper's 3; --set seed=10 starts at 10."
+            min=1,
+            metavar="N",
+            help="Runs of each method instead of the paper's 3; --set seed=10 starts at 10.",
         ),
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds instead of the paper's 200.")
+        int | None, typer.Option(min=1, metavar="N", help="Rounds instead of the paper's 200.")
     ] = None,
     dists: Annotated[
         str | None, typer.Option(help="Columns, comma-separated: Dist1,Dist6 or 20,60.")
@@ -54,8 +68,8 @@ def reproduce_command(
     formats: Annotated[
         str | None,
         typer.Option(
-            help="Write these as well, comma-separated: csv, tex, png, pdf. JSON, Markdown and SVG "
-            "are always written."
+            help="More formats, comma-separated: csv, tex, png, pdf. JSON, Markdown and SVG are "
+            "always written."
         ),
     ] = None,
     store: Annotated[
@@ -68,6 +82,9 @@ def reproduce_command(
     index: Annotated[
         Path | None, typer.Option(help="Only write a README that lists a folder's artefacts.")
     ] = None,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Also list what takes more than a day.")
+    ] = False,
     settings: Set = None,
     as_json: AsJson = False,
 ) -> None:
@@ -92,10 +109,10 @@ def reproduce_command(
         _index(index, as_json)
         return
     if name is None:
-        _list(as_json)
+        _list(as_json, show_all)
         return
-    given = {"--seeds": seeds, "--rounds": rounds, "--dists": dists, "--methods": methods}
-    typed = [f"{key} {value}" for key, value in given.items() if value is not None]
+    options = {"--seeds": seeds, "--rounds": rounds, "--dists": dists, "--methods": methods}
+    typed = [f"{key} {value}" for key, value in options.items() if value is not None]
     typed += [f"--set {setting}" for setting in settings or []]
     from noisewise.paper import Overrides
     from noisewise.paper.reproduce import STORE
@@ -180,8 +197,8 @@ def _index(folder: Path, as_json: bool) -> None:
     say(f"index: {index.path}")
 
 
-def _list(as_json: bool) -> None:
-    """Print every artefact with the data that it needs and its estimated time."""
+def _list(as_json: bool, show_all: bool) -> None:
+    """Print every artefact with the data that it needs and its estimated time, quickest first."""
     from noisewise.paper import artefact_names, load_artefact
     from noisewise.paper.time_estimate import artefact_seconds
     from noisewise.paper.training_time import duration
@@ -192,7 +209,6 @@ def _list(as_json: bool) -> None:
     for name in artefact_names():
         artefact = load_artefact(name)
         about = artefact.about
-        seconds = artefact_seconds(artefact) / available_cores()
         rows.append(
             {
                 "name": name,
@@ -201,7 +217,7 @@ def _list(as_json: bool) -> None:
                 "place": about.place,
                 "kind": about.kind,
                 "needs": about.needs if about.kind != "elsewhere" else about.notes[0],
-                "seconds": seconds,
+                "seconds": artefact_seconds(artefact) / available_cores(),
             }
         )
     if as_json:
@@ -212,11 +228,12 @@ def _list(as_json: bool) -> None:
         "machine, estimated from a few timed steps.\n--seeds, --dists, --methods and --rounds "
         "shorten them. Artefacts share finished runs.\n"
     )
-    for place in ("main", "appendix"):
-        say("Main part" if place == "main" else "\nAppendix")
-        for row in (row for row in rows if row["place"] == place):
-            time = "" if row["kind"] == "elsewhere" else duration(float(str(row["seconds"])))
-            say(f"  {row['name']:<24} {row['kind']:<12} {time:>9}  {row['title']}")
-            say(f"  {'':<24} {row['label']}; needs {row['needs']}"
-                       if row["kind"] != "elsewhere"
-                       else f"  {'':<24} {row['label']}; {row['needs']}")  # fmt: skip
+    shown = [row for row in rows if show_all or float(str(row["seconds"])) <= _DAY]
+    for row in sorted(shown, key=lambda row: (row["kind"] == "elsewhere", row["seconds"])):
+        is_computed = row["kind"] != "elsewhere"
+        time = duration(float(str(row["seconds"]))) if is_computed else ""
+        say(f"  {row['name']:<24} {row['kind']:<12} {time:>9}  {row['title']}")
+        needs = f"needs {row['needs']}" if is_computed else row["needs"]
+        say(f"  {'':<24} {row['place']}, {row['label']}; {needs}")
+    if len(shown) < len(rows):
+        say(f"\n{len(rows) - len(shown)} more take longer than a day: noisewise reproduce --all")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from noisewise.cli.common import (
+    TRAIN,
     AsJson,
     Config,
     Output,
@@ -28,13 +29,15 @@ if TYPE_CHECKING:
     from noisewise.experiments.attack_study import AttackRun
 
 
-@app.command("run")
+@app.command("run", rich_help_panel=TRAIN)
 def run_command(
     config: Config,
     method: Annotated[
         str | None, typer.Option(help="A name from `noisewise methods`, or your own.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the config's.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Seed, instead of the config's.")
+    ] = None,
     output: Output = None,
     workers: Workers = None,
     profile: Annotated[
@@ -54,6 +57,7 @@ def run_command(
     """
     from noisewise.cli.display import TrainingDisplay
     from noisewise.experiments.config import load_config
+    from noisewise.experiments.config_task import config_task
     from noisewise.experiments.prepare import find_method
     from noisewise.experiments.runner import Job, run
     from noisewise.federation.missing_updates import no_updates_text
@@ -62,13 +66,14 @@ def run_command(
     from noisewise.report.timing_report import report_timing
     from noisewise.storage import to_json
 
-    wanted = load_config(config, overrides(settings))
-    job = Job(find_method(wanted, method), wanted.seed if seed is None else seed)
+    checked_config = load_config(config, overrides(settings))
+    job = Job(find_method(checked_config, method), checked_config.seed if seed is None else seed)
     folder, clock = output_folder(output, config) / job.folder_name, Stopwatch()
     with TrainingDisplay(quiet=as_json) as display:
-        display.start("", 1, wanted.training.rounds)
+        metric = config_task(checked_config).main.info
+        display.start("", 1, checked_config.training.rounds, metric)
         result = run(
-            wanted,
+            checked_config,
             job.method,
             job.seed,
             folder=folder,
@@ -88,7 +93,7 @@ def run_command(
         raise typer.Exit(1)
 
 
-@app.command("compare")
+@app.command("compare", rich_help_panel=TRAIN)
 def compare_command(
     config: Config,
     methods: Annotated[
@@ -98,7 +103,8 @@ def compare_command(
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Runs of each method, instead of the config's.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Runs of each method, instead of the config's."),
     ] = None,
     output: Output = None,
     workers: Workers = None,
@@ -156,7 +162,7 @@ def compare_command(
         raise typer.Exit(1)
 
 
-@app.command("attacks")
+@app.command("attacks", rich_help_panel=TRAIN)
 def attacks_command(
     config: Config,
     attackers: Annotated[
@@ -208,7 +214,7 @@ def attacks_command(
         say(f"{attack_text(study.rows)}\n\nfigure: {figure}")
 
 
-@app.command("report")
+@app.command("report", rich_help_panel=TRAIN)
 def report_command(
     folders: Annotated[
         list[Path],
@@ -230,7 +236,7 @@ def report_command(
 ) -> None:
     """Write one HTML page about runs on disk, and its figures as PNG, SVG and PDF.
 
-    The page opens without a network. It shows accuracy, noise and weights beside the oracle's,
+    The page opens without a network. It shows accuracy, noise and weights next to the oracle's,
     budgets spent, disclosures, fairness and the config.
 
     Examples:
@@ -242,16 +248,14 @@ def report_command(
     from noisewise.report.run_sets import find_runs
     from noisewise.storage import to_json
 
-    found = find_runs(folders)
-    for note in found.notes:
+    runs_on_disk = find_runs(folders)
+    for note in runs_on_disk.notes:
         say(f"noisewise: {note}", err=True)
-    target, heading = Path("runs") / "report", "Report"
-    if len(folders) == 1:
-        target, heading = folders[0], f"Report on {folders[0].resolve().name}"
+    target = folders[0] if len(folders) == 1 else Path("runs") / "report"
     page, *files = write_report(
-        found.sets, output or target, title=title or heading, notes=found.notes
+        runs_on_disk.sets, output or target, title=title, notes=runs_on_disk.notes
     )
-    runs = [run for run_set in found.sets for run in run_set.results]
+    runs = [run for run_set in runs_on_disk.sets for run in run_set.results]
     counts = {
         status: sum(run.status == status for run in runs)
         for status in ("unfinished", "diverged", "no_updates")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from noisewise.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from noisewise.data.columns import ColumnCoder, parse_columns
     from noisewise.data.custom import (
-        clients_from_files,
         clients_from_torch,
         count_classes,
         dataset_from_arrays,
-        dataset_from_csv,
+        dataset_from_rows,
         dataset_from_torch,
     )
     from noisewise.data.datasets import (
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from noisewise.data.describe import describe_dataset
     from noisewise.data.examples import Examples, Scaling
+    from noisewise.data.own_files import clients_from_files, dataset_from_csv, dataset_from_files
     from noisewise.data.partition import (
         ClientData,
         partition_dirichlet,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         sample_batch_sizes,
         sample_epsilons,
     )
+    from noisewise.data.sequences import next_tokens, pad_sequences, tokenise
     from noisewise.data.specs import ClientSpec
     from noisewise.data.texts import TextDataset, load_texts, text_records
 
@@ -62,6 +64,8 @@ __all__ = [
     "count_classes",
     "dataset_from_arrays",
     "dataset_from_csv",
+    "dataset_from_files",
+    "dataset_from_rows",
     "dataset_from_torch",
     "dataset_names",
     "describe_dataset",
@@ -70,7 +74,9 @@ __all__ = [
     "load_dataset",
     "load_texts",
     "make_specs",
+    "next_tokens",
     "order_epsilons",
+    "pad_sequences",
     "parse_columns",
     "partition_dirichlet",
     "partition_iid",
@@ -81,6 +87,7 @@ __all__ = [
     "sample_epsilons",
     "split_dataset",
     "text_records",
+    "tokenise",
     "verify_dataset",
 ]
 
@@ -96,11 +103,13 @@ _HOMES = {
     "Scaling": "examples",
     "TextDataset": "texts",
     "authors_population": "populations",
-    "clients_from_files": "custom",
+    "clients_from_files": "own_files",
     "clients_from_torch": "custom",
     "count_classes": "custom",
     "dataset_from_arrays": "custom",
-    "dataset_from_csv": "custom",
+    "dataset_from_csv": "own_files",
+    "dataset_from_files": "own_files",
+    "dataset_from_rows": "custom",
     "dataset_from_torch": "custom",
     "dataset_names": "datasets",
     "describe_dataset": "describe",
@@ -109,6 +118,9 @@ _HOMES = {
     "load_dataset": "datasets",
     "load_texts": "texts",
     "make_specs": "populations",
+    "next_tokens": "sequences",
+    "pad_sequences": "sequences",
+    "tokenise": "sequences",
     "order_epsilons": "populations",
     "parse_columns": "columns",
     "partition_dirichlet": "partition",
@@ -124,8 +136,4 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -144,7 +144,7 @@ def _advice(info: Acquirable, tried: list[str]) -> str:
     return "\n".join(
         [
             f"{info.name}: no source has this dataset. Tried:",
-            *(tried or ["  nothing: this dataset has no source other than a folder of yours"]),
+            *(tried or ["  nothing: this dataset can only be read from your own folder"]),
             f"To use your own copy: noisewise data get {info.name} --folder FOLDER, or set "
             f"{FOLDER_VARIABLE}=FOLDER. The folder must contain",
             *(f"  {'or ' if n else ''}{names}" for n, names in enumerate(info.file_choices)),

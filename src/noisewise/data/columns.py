@@ -21,7 +21,6 @@ would cost privacy budget), and each record is coded by itself.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -33,7 +32,7 @@ from pydantic import Field, ValidationError, model_validator
 from noisewise.checks import printable_name, repeated
 from noisewise.data.csv_records import decimal_number
 from noisewise.errors import InvalidValueError
-from noisewise.schema import Strict
+from noisewise.schema import Strict, first_invalid_value
 
 __all__ = [
     "MISSING_CELLS",
@@ -96,11 +95,13 @@ class CategorySpec(Strict):
             raise InvalidValueError("categories", self.categories, "must all differ")
         for one in self.categories:
             if isinstance(one, str) and one != printable_name("categories", one).strip(_BLANKS):
-                raise InvalidValueError("categories", one, "must have no blanks around it")
-        known = [*self.categories, OWN]
+                raise InvalidValueError(
+                    "categories", one, "must have no blanks at the start or end"
+                )
+        allowed_values = [*self.categories, OWN]
         if OWN in self.categories and self.missing == OWN:
             raise InvalidValueError("missing", OWN, 'is ambiguous: a category is called "own"')
-        if self.missing is not None and self.missing not in known:
+        if self.missing is not None and self.missing not in allowed_values:
             allowed = f"must be one of the categories {self.categories}, or {OWN!r}"
             raise InvalidValueError("missing", self.missing, allowed)
         return self
@@ -212,8 +213,8 @@ class CategoryInput:
                 value = math.nan
         if value not in self.categories:
             if self.missing is None:
-                known = ", ".join(map(str, self.categories))
-                raise InvalidValueError(self.name, _short(cell), f"must be one of {known}")
+                categories = ", ".join(map(str, self.categories))
+                raise InvalidValueError(self.name, _short(cell), f"must be one of {categories}")
             value = self.missing
         options = (*self.categories, OWN) if self.missing == OWN else self.categories
         return tuple(float(option == value) for option in options)
@@ -287,7 +288,7 @@ class ColumnCoder:
             raise InvalidValueError("columns", undeclared[0], allowed)
         lacking = sorted(declared - set(header))
         if lacking:
-            raise InvalidValueError("columns", lacking[0], f"is no column of {_listed(header)}")
+            raise InvalidValueError("columns", lacking[0], f"must be a column of {_listed(header)}")
         return tuple(list(header).index(column.name) for column in self.inputs)
 
 
@@ -339,28 +340,7 @@ def _parse_spec(field: str, table: object) -> NumberSpec | CategorySpec | DropSp
     try:
         return SPECS[kind].model_validate(dict(table))
     except ValidationError as error:
-        raise _first_fault(field, SPECS[kind], error) from None
-
-
-def _first_fault(field: str, spec: type[Strict], error: ValidationError) -> InvalidValueError:
-    """One line; an unknown key comes first, since it may be misspelt."""
-    fault = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-    cause = fault.get("ctx", {}).get("error")
-    if isinstance(cause, InvalidValueError):
-        return InvalidValueError(f"{field}.{cause.field}", cause.value, cause.allowed)
-    name = f"{field}.{fault['loc'][0]}"
-    if fault["type"] == "missing":
-        return InvalidValueError(name, None, "is missing and has no default")
-    if fault["type"] == "extra_forbidden":
-        allowed = f"unknown key, must be one of {', '.join(sorted(spec.model_fields))}"
-        return InvalidValueError(name, fault["input"], allowed)
-    here = [one["msg"] for one in error.errors() if one["loc"][0] == fault["loc"][0]]
-    words = " or ".join(dict.fromkeys(_plain(message) for message in here))
-    return InvalidValueError(name, fault["input"], words)
-
-
-def _plain(message: str) -> str:
-    return re.sub(r"^(Input|List|Value) should", "must", message)
+        raise first_invalid_value(error, SPECS[kind], f"{field}.") from None
 
 
 def _number_input(name: str, spec: NumberSpec) -> NumberInput:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from noisewise.data.person_ids import PersonNumbers, person_key
 from noisewise.data.record_files import MAX_BYTES, check_size
 from noisewise.errors import InvalidValueError
 
@@ -50,6 +51,8 @@ def read_csv(
     *,
     columns: ColumnCoder | None = None,
     keep_bad: bool = False,
+    values: bool = False,
+    person: str | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Read a CSV file with a header: one column is the class, the others are inputs.
 
@@ -59,10 +62,15 @@ def read_csv(
         classes: names of the classes in order; None if the column has whole numbers from 0.
         max_bytes: reject a larger file before it is read; None sets no limit.
         columns: how the other columns become inputs; None if all of them have numbers.
-        keep_bad: an invalid line becomes a record of NaN with class -1 instead of an error.
+        keep_bad: an invalid line becomes a record of NaN with class -1, or with ``values`` target
+            NaN, instead of an error.
+        values: the column ``target`` has numbers to predict instead of classes.
+        person: name of the column that says whose record a line is, as text (`person_key`). It is
+            no input. With ``keep_bad``, a blank becomes person -1 instead of an error.
 
     Returns:
-        ``inputs`` [N, number of inputs] as float32 and ``targets`` [N] as int64.
+        ``inputs`` [N, number of inputs] as float32 and ``targets`` [N] as int64, or with ``values``
+        as float32; with ``person``, ``persons`` [N] as int64, a number for each person.
 
     Raises:
         InvalidValueError: the file is too large, its header is invalid, or a line is invalid. The
@@ -70,31 +78,37 @@ def read_csv(
     """
     check_size(path, path.stat().st_size, max_bytes)
     with open(path, "rb") as file:
-        table = _Table.of(file, path, target, classes, columns)
-        width = len(table.header) - 1 if columns is None else columns.width
+        table = _Table.of(file, path, target, classes, columns, values, person)
+        n_inputs = len(table.header) - len(table.other_columns)
+        width = n_inputs if columns is None else columns.width
+        owners, person_numbers = list[int](), PersonNumbers()
         per_block = max(1, _BLOCK_CELLS // width)
         inputs = [np.empty((0, width), dtype=np.float32)]
         rows: list[list[float]] = []
-        targets: list[int] = []
+        targets: list[float] = []
         for number, line in enumerate(_lines(file, CELL_BYTES * len(table.header)), start=2):
             if line is not None and not line.strip(b" \t"):
                 continue
             try:
-                row, label = table.record(line, number)
+                row, label, owner = table.record(line, number)
                 if not keep_bad:
                     table.check_finite(row, number)
+                    table.check_person(owner, number)
             except InvalidValueError:
                 if not keep_bad:
                     raise
-                row, label = [math.nan] * width, -1
+                row, label, owner = [math.nan] * width, math.nan if values else -1, b""
             rows.append(row)
             targets.append(label)
+            owners.append(person_numbers.number(owner))
             if len(rows) == per_block:
                 inputs.append(_block(rows))
                 rows = []
     if rows:
         inputs.append(_block(rows))
-    return {"inputs": np.concatenate(inputs), "targets": np.asarray(targets, dtype=np.int64)}
+    labels = _block([targets])[0] if values else np.asarray(targets, dtype=np.int64)
+    arrays = {"inputs": np.concatenate(inputs), "targets": labels}
+    return arrays if person is None else {**arrays, "persons": np.asarray(owners, dtype=np.int64)}
 
 
 def decimal_number(cell: bytes) -> float:
@@ -125,6 +139,14 @@ class _Table:
     classes: Mapping[bytes, int]  # empty if classes are whole numbers
     coder: ColumnCoder | None
     input_columns: tuple[int, ...]  # of the coder
+    values: bool = False
+    person_column: int | None = None
+
+    @property
+    def other_columns(self) -> tuple[int, ...]:
+        """The columns of the class and of the person, which are no inputs; the last one first."""
+        both = {self.class_column, self.person_column} - {None}
+        return tuple(sorted((column for column in both if column is not None), reverse=True))
 
     @classmethod
     def of(
@@ -134,6 +156,8 @@ class _Table:
         target: str,
         classes: Sequence[str] | None,
         coder: ColumnCoder | None,
+        values: bool = False,
+        person: str | None = None,
     ) -> _Table:
         """Read the header, the first line of the file."""
         line = file.readline(_HEADER_BYTES + 1)
@@ -155,15 +179,30 @@ class _Table:
                 f"must be one of the columns {names} of {path}, exactly once, and the file must "
                 "have another column",
             )
+        if person is not None and (header.count(person) != 1 or person == target):
+            names = str(header) if len(text) < 1000 else f"in its {len(header)}-column header"
+            allowed = f"must be one of the columns {names} of {path}, exactly once, not the target"
+            raise InvalidValueError("person", person, allowed)
+        if person is not None and len(header) < 3:
+            raise InvalidValueError("file", str(path), "must have a column with inputs")
+        others = [target] if person is None else [target, person]
         numbers = {name.encode(): number for number, name in enumerate(classes or ())}
         try:
-            input_columns = () if coder is None else coder.places(header, [target])
+            input_columns = () if coder is None else coder.places(header, others)
         except InvalidValueError as error:
             raise InvalidValueError(f"{path}: {error.field}", error.value, error.allowed) from error
-        return cls(path, header, header.index(target), numbers, coder, input_columns)
+        person_column = None if person is None else header.index(person)
+        return cls(
+            path, header, header.index(target), numbers, coder, input_columns, values, person_column
+        )
 
-    def record(self, line: bytes | None, number: int) -> tuple[list[float], int]:
-        """Return the numbers and the class of one line; ``line`` is None if it is too long."""
+    def record(self, line: bytes | None, number: int) -> tuple[list[float], float, bytes]:
+        """Return the numbers, the class and the person of one line.
+
+        Args:
+            line: None if it is too long.
+            number: of the line.
+        """
         if line is None:
             limit = CELL_BYTES * len(self.header)
             raise InvalidValueError(
@@ -183,11 +222,13 @@ class _Table:
                 f"line {number} has {len(cells)} cells, the header has {len(self.header)}",
             )
         label = self._class(cells[self.class_column], number)
+        owner = b"" if self.person_column is None else cells[self.person_column]
         if self.coder is not None:
-            return self._coded(self.coder, cells, number), label
-        del cells[self.class_column]
+            return self._coded(self.coder, cells, number), label, owner
+        for column in self.other_columns:
+            del cells[column]
         try:
-            return list(map(float if plain else decimal_number, cells)), label
+            return list(map(float if plain else decimal_number, cells)), label, owner
         except ValueError as error:
             raise self._not_a_number(cells, number) from error
 
@@ -204,18 +245,37 @@ class _Table:
             column = next(i for i, value in enumerate(row) if not math.isfinite(value))
             raise InvalidValueError(self._where(number, column), row[column], _FINITE)
 
-    def _class(self, cell: bytes, number: int) -> int:
+    def check_person(self, cell: bytes, number: int) -> None:
+        """Raise `InvalidValueError` if the file has a column of persons and this cell is blank."""
+        if self.person_column is not None and not person_key(cell):
+            where = f"{self.path}, line {number}, column {self.header[self.person_column]}"
+            raise InvalidValueError(where, _short(cell), "must be the identifier of a person")
+
+    def _class(self, cell: bytes, number: int) -> float:
         name = cell.strip(b" \t")
+        if self.values:
+            return self._value(cell, number)
         if self.classes:
             if name in self.classes:
                 return self.classes[name]
-            allowed = f"must be one of {', '.join(known.decode() for known in self.classes)}"
+            allowed = f"must be one of {', '.join(label.decode() for label in self.classes)}"
         else:
             if name.isdigit() and len(name) < 19:  # fits into 64 bits
                 return int(name)
             allowed = "must be a whole number >= 0; if classes have names, pass them as classes"
         where = f"{self.path}, line {number}, column {self.header[self.class_column]}"
         raise InvalidValueError(where, _short(cell), allowed)
+
+    def _value(self, cell: bytes, number: int) -> float:
+        """The number to predict, which must be finite in float32."""
+        try:
+            value = decimal_number(cell)
+        except ValueError:
+            value = math.nan
+        if abs(value) <= float(np.finfo(np.float32).max):
+            return value
+        where = f"{self.path}, line {number}, column {self.header[self.class_column]}"
+        raise InvalidValueError(where, _short(cell), _FINITE)
 
     def _not_a_number(self, cells: list[bytes], number: int) -> InvalidValueError:
         for column, cell in enumerate(cells):
@@ -226,8 +286,10 @@ class _Table:
         raise AssertionError("every cell is a number")
 
     def _where(self, number: int, column: int) -> str:
-        """Return line and column for a message; ``column`` does not count the class."""
-        name = self.header[column + (column >= self.class_column)]
+        """Return line and column for a message; ``column`` counts inputs only."""
+        for other in reversed(self.other_columns):
+            column += column >= other
+        name = self.header[column]
         return f"{self.path}, line {number}, column {name}"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from noisewise.checks import positive_int
+from noisewise.checks import known_name, positive_int
 from noisewise.data.acquire import acquire, decode_layouts
 from noisewise.data.cache import clean, dataset_folder, exclusive, open_arrays, problems
 from noisewise.data.catalogue import CATALOGUE
@@ -21,6 +21,7 @@ from noisewise.data.groups import check_groups, name_groups
 from noisewise.data.layouts import Arrays
 from noisewise.data.progress import Progress, silent
 from noisewise.errors import InvalidValueError, SourceError
+from noisewise.text import array_text, short_repr
 
 __all__ = [
     "Dataset",
@@ -38,7 +39,7 @@ DIGITS = "digits"
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """A dataset, before it is split over the clients.
 
@@ -46,7 +47,8 @@ class Dataset:
         name: name of the dataset.
         train: records that are split over the clients.
         test: the published test records, or None.
-        n_classes: number of classes; targets are 0 .. n_classes - 1.
+        n_classes: number of classes; targets are 0 .. n_classes - 1. None if the targets are no
+            classes (regression), or if the config declares the number.
         deal_test: True tests each client on its share of ``test`` (CIFAR in the paper), False on
             records held out of its share of ``train`` (MNIST in the paper).
         groups: [N], int64, for each training record the number of the real client that has it; None
@@ -61,25 +63,38 @@ class Dataset:
     name: str
     train: Examples
     test: Examples | None
-    n_classes: int
+    n_classes: int | None
     deal_test: bool = False
     groups: NDArray[np.int64] | None = None
     group_names: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        """Its name, types and shapes, not the records."""
+        inputs, test = array_text(self.train.inputs), None if self.test is None else len(self.test)
+        return short_repr(
+            self, name=self.name, inputs=inputs, test=test, n_classes=self.n_classes,
+            clients=len(self.group_names) or None,
+        )  # fmt: skip
+
     def __post_init__(self) -> None:
         check_groups(self.groups, self.group_names, len(self.train))
-        positive_int("n_classes", self.n_classes)
+        if self.n_classes is not None:
+            positive_int("n_classes", self.n_classes)
         if self.deal_test and self.test is None:
             raise InvalidValueError(
                 "deal_test", True, "requires test records; pass test or use False"
             )
         for part in (self.train, self.test):
-            if part is not None and len(part):
-                low, high = int(part.targets.min()), int(part.targets.max())
-                if low < 0 or high >= self.n_classes:
-                    raise InvalidValueError(
-                        "targets", (low, high), f"must be in 0..{self.n_classes - 1}"
+            if self.n_classes is not None and part is not None and len(part) and part.has_classes:
+                bad = (part.targets < 0) | (part.targets >= self.n_classes)
+                if bad.any():
+                    record = int(bad.argmax())
+                    where = (
+                        f"{'targets' if part is self.train else 'test_targets'}, record {record}"
                     )
+                    allowed = f"must be in 0..{self.n_classes - 1}; declare n_classes, or correct"
+                    value = part.targets[record].item()
+                    raise InvalidValueError(where, value, f"{allowed} the targets")
 
 
 @dataclass(frozen=True)
@@ -148,7 +163,7 @@ def load_dataset(
         >>> data.train.inputs.shape, data.n_classes
         ((1797, 1, 8, 8), 10)
     """
-    _check_name(name)
+    name = _known(name)
     coder = FEDERATIONS[name].coder if name in FEDERATIONS else None
     if coder is None and columns is not None:
         raise InvalidValueError("columns", columns.names, f"cannot be used: {name} is not a table")
@@ -193,7 +208,7 @@ def get_dataset(
         InvalidValueError: the name is unknown.
         SourceError: no source has the dataset; the message lists what was tried and what to do.
     """
-    _check_name(name)
+    name = _known(name)
     if _problems(name):
         with exclusive(name):
             faults = _problems(name)  # another process may have downloaded it meanwhile
@@ -224,7 +239,7 @@ def verify_dataset(name: str) -> list[str]:
     Raises:
         InvalidValueError: the name is unknown.
     """
-    _check_name(name)
+    name = _known(name)
     if name == DIGITS:
         return []
     if not _cached_files(name):
@@ -244,11 +259,11 @@ def _problems(name: str) -> list[str]:
 def _acquire(name: str, folder: str | Path | None, progress: Progress) -> None:
     """Get a dataset into the cache. The caller holds its lock."""
 
-    def store(found: Path, title: str) -> None:
+    def store(source_folder: Path, title: str) -> None:
         if name in FEDERATIONS:
-            keep_files(FEDERATIONS[name], found)
+            keep_files(FEDERATIONS[name], source_folder)
         else:
-            decode_layouts(CATALOGUE[name], found, title, progress)
+            decode_layouts(CATALOGUE[name], source_folder, title, progress)
 
     acquire(FEDERATIONS.get(name) or CATALOGUE[name], folder, progress, store)
 
@@ -298,9 +313,8 @@ def _examples(arrays: Arrays, part: str, scaling: Scaling) -> Examples:
     return Examples(arrays[f"{part}_inputs"], targets, scaling)
 
 
-def _check_name(name: str) -> None:
-    if name not in dataset_names():
-        raise InvalidValueError("dataset", name, f"must be one of {', '.join(dataset_names())}")
+def _known(name: str) -> str:
+    return known_name("dataset", name, dataset_names())
 
 
 def _cached_files(name: str) -> list[Path]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from noisewise.checks import known_name
 from noisewise.data.catalogue import CATALOGUE
 from noisewise.data.columns import ColumnCoder, NumberInput
 from noisewise.data.datasets import list_datasets
 from noisewise.data.federations import FEDERATIONS, FederationInfo
-from noisewise.errors import InvalidValueError
 
 __all__ = ["describe_dataset"]
 
@@ -27,8 +27,7 @@ def describe_dataset(name: str) -> str:
         InvalidValueError: the name is unknown.
     """
     rows = {row.name: row for row in list_datasets()}
-    if name not in rows:
-        raise InvalidValueError("dataset", name, f"must be one of {', '.join(rows)}")
+    name = known_name("dataset", name, rows)
     row = rows[name]
     if name in FEDERATIONS:
         lines = list(_card(FEDERATIONS[name]))
@@ -37,7 +36,7 @@ def describe_dataset(name: str) -> str:
         test = f" and {row.n_test:,} to test" if row.n_test else ""
         lines = [f"{name}: {row.n_train:,} images to train{test}", ""]
         lines += _field("shape", f"{shape}, {row.n_classes} classes")
-        lines += _field("client", "none of its own; data.partition splits the images")
+        lines += _field("client", "not recorded; data.partition splits the images")
         if name in CATALOGUE:
             scaling = CATALOGUE[name].scaling
             lines += _field("scaling", f"mean {scaling.mean}, deviation {scaling.std}")
@@ -68,13 +67,15 @@ def _columns(coder: ColumnCoder) -> Iterator[str]:
     yield from _field("columns", f"{coder.width} inputs of {len(coder.inputs)} columns")
     for column in coder.inputs:
         if isinstance(column, NumberInput):
-            what = f"number in [{column.low:g}, {column.high:g}]"
+            description = f"number in [{column.low:g}, {column.high:g}]"
         else:
-            what = f"category, one of {len(column.categories)}"
+            description = f"category, one of {len(column.categories)}"
         if column.missing is not None:
             own = column.missing == "own"
-            what += "; missing cells " + ("have an input" if own else f"count as {column.missing}")
-        yield from _field("", f"- {column.name}: {what}")
+            description += "; missing cells " + (
+                "have an input" if own else f"count as {column.missing}"
+            )
+        yield from _field("", f"- {column.name}: {description}")
     if coder.dropped:
         yield from _field("", f"- not used: {', '.join(coder.dropped)}")
 

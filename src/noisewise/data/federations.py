@@ -1,4 +1,4 @@
-"""Datasets whose clients are real: what each is, which bytes are right, and where it can be had."""
+"""Datasets with real clients: description, SHA-256 and sources of each."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from importlib.resources import files
 from typing import Any
 
 from noisewise.data.columns import ColumnCoder, parse_columns
+from noisewise.data.federation_tables import TableReader, read_fars, read_heart, read_vietnam
 from noisewise.data.sources import Download, NpmPackage, PypiPackage, Source
-from noisewise.data.tables import TableReader, read_fars, read_heart, read_vietnam
 
 __all__ = ["FEDERATIONS", "Card", "FederationInfo"]
 

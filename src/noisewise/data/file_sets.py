@@ -23,14 +23,14 @@ def cached_files(info: FederationInfo) -> dict[str, Path]:
 
 def file_problems(info: FederationInfo) -> list[str]:
     """Return what is wrong with the cached files; all of them are hashed."""
-    found = []
+    problems = []
     for name, path in cached_files(info).items():
         expected = info.files[name]
         if not path.is_file():
-            found.append(f"{name} is missing")
+            problems.append(f"{name} is missing")
         elif (actual := _sha256(path)) != expected:
-            found.append(f"{name} has the SHA-256 {actual[:12]}.., not {expected[:12]}..")
-    return found
+            problems.append(f"{name} has the SHA-256 {actual[:12]}.., not {expected[:12]}..")
+    return problems
 
 
 def keep_files(info: FederationInfo, folder: Path) -> None:

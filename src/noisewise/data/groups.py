@@ -99,26 +99,26 @@ def natural_groups(
         raise InvalidValueError(
             "partition", "natural", "needs a dataset whose records belong to real clients"
         )
-    asked = MIN_RECORDS if min_records is None else positive_int("min_records", min_records)
-    least = max(asked, MIN_RECORDS)
+    min_size = MIN_RECORDS if min_records is None else positive_int("min_records", min_records)
+    least = max(min_size, MIN_RECORDS)
     order = np.argsort(groups, kind="stable")
     parts = np.split(order, np.cumsum(np.bincount(groups, minlength=len(names)))[:-1])
-    found = [
+    groups_found = [
         Group(number, name, part.astype(np.int64))
         for number, (name, part) in enumerate(zip(names, parts, strict=True))
     ]
-    kept = [group for group in found if len(group.records) >= least]
-    if not kept:
-        most = max((len(group.records) for group in found), default=0)
+    large_groups = [group for group in groups_found if len(group.records) >= least]
+    if not large_groups:
+        most = max((len(group.records) for group in groups_found), default=0)
         raise InvalidValueError("min_records", least, f"no client has more than {most} records")
-    if len(kept) < len(found):
-        left_out = [group for group in found if len(group.records) < least]
+    if len(large_groups) < len(groups_found):
+        left_out = [group for group in groups_found if len(group.records) < least]
         log.warning(
             "left out %d of %d clients with fewer than %d records (%d records in all): %s",
             len(left_out),
-            len(found),
+            len(groups_found),
             least,
             sum(len(group.records) for group in left_out),
             ", ".join(group.name for group in left_out),
         )
-    return kept
+    return large_groups

@@ -8,12 +8,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from noisewise.checks import fraction, non_negative_int, positive_int, positive_number
+from noisewise.checks import (
+    fraction,
+    non_negative_int,
+    positive_int,
+    positive_number,
+    with_suggestion,
+)
 from noisewise.data.apportion import balance_rows, deal_shards, even_sizes, largest_remainder
 from noisewise.data.datasets import Dataset, Examples
 from noisewise.data.groups import Group, natural_groups
+from noisewise.data.person_split import SplitUnits
 from noisewise.errors import InvalidValueError
 from noisewise.randomness import keyed_generator
+from noisewise.text import short_repr
 
 __all__ = [
     "ClientData",
@@ -31,10 +39,12 @@ Partition = Callable[..., Indices]
 
 TRIES = 200  # random draws before a partition reports that it found no valid split
 NATURAL = "natural"  # the partition into the real clients of a dataset
+PARTITIONS = ("iid", "shards", "dirichlet", "quantity", NATURAL)
+_BY_CLASS = ("shards", "dirichlet")
 TEST_FRACTION = 0.2  # the paper: 2,400 train and 600 test records
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ClientData:
     """The records of one client.
 
@@ -47,6 +57,10 @@ class ClientData:
     train: Examples
     test: Examples
     name: str | None = None
+
+    def __repr__(self) -> str:
+        """Its name and the numbers of its records."""
+        return short_repr(self, name=self.name, train=len(self.train), test=len(self.test))
 
 
 def partition_iid(labels: ArrayLike, n_clients: int, seed: int) -> Indices:
@@ -87,14 +101,14 @@ def partition_shards(labels: ArrayLike, n_clients: int, max_labels: int, seed: i
         InvalidValueError: no such split was found (for k = 1 there may be none of equal sizes).
     """
     codes, counts = _check(labels, n_clients)
-    given = positive_int("max_labels", max_labels)
-    per_client = min(given, len(counts))
+    n_labels = positive_int("max_labels", max_labels)
+    per_client = min(n_labels, len(counts))
     if n_clients * per_client < len(counts):
         raise InvalidValueError(
             "max_labels",
-            given,
-            f"{n_clients} clients with {given} labels each cannot have all {len(counts)} classes; "
-            "increase max_labels or n_clients",
+            n_labels,
+            f"{n_clients} clients with {n_labels} labels each cannot have all {len(counts)} "
+            "classes; increase max_labels or n_clients",
         )
     rng = _generator(seed)
     sizes = even_sizes(len(codes), n_clients)
@@ -105,9 +119,10 @@ def partition_shards(labels: ArrayLike, n_clients: int, max_labels: int, seed: i
             return _assign_records(codes, table, rng)
     raise InvalidValueError(
         "max_labels",
-        given,
+        n_labels,
         f"found no split of {len(codes)} records into {n_clients} equal shares with at most "
-        f"{given} labels each; use a larger max_labels, another n_clients or partition 'dirichlet'",
+        f"{n_labels} labels each; use a larger max_labels, another n_clients or partition "
+        "'dirichlet'",
     )
 
 
@@ -192,6 +207,8 @@ def split_dataset(
 ) -> tuple[ClientData, ...]:
     """Split a dataset over clients; a client's train and test records have the same label mix.
 
+    If it is known whose records they are, the records of a person stay together.
+
     Args:
         dataset: the dataset.
         n_clients: number of clients; optional for ``"natural"``.
@@ -229,7 +246,12 @@ def split_dataset(
         parts = [group.records for group in groups]
     else:
         split = _partition(partition, options)
-        parts = split(dataset.train.targets, positive_int("n_clients", n_clients), seed)
+        if partition in _BY_CLASS and not dataset.train.has_classes:
+            allowed = "must be iid, quantity, natural or own: the targets are not one class each"
+            raise InvalidValueError("partition", partition, allowed)
+        units = SplitUnits.of(dataset.train)
+        dealt = split(units.labels, positive_int("n_clients", n_clients), seed)
+        parts = [units.records(part) for part in dealt]
         names, numbers = [None] * len(parts), list(range(len(parts)))
     for number, part in enumerate(parts):
         if len(part) == 0:
@@ -260,6 +282,8 @@ def _natural(dataset: Dataset, n_clients: int | None, min_records: int | None) -
 def hold_out(records: Examples, test_fraction: float, seed: int, number: int) -> ClientData:
     """Split one client's records into train and test, with the same mix of labels.
 
+    If it is known whose records they are, the records of a person stay together.
+
     Args:
         records: all records of the client.
         test_fraction: share that is held out; train and test get at least one record each.
@@ -270,18 +294,21 @@ def hold_out(records: Examples, test_fraction: float, seed: int, number: int) ->
         The train and test records.
 
     Raises:
-        InvalidValueError: the client has fewer than two records.
+        InvalidValueError: the client has fewer than two records or persons.
     """
     fraction("test_fraction", test_fraction, one_allowed=False)
-    if len(records) < 2:
+    units = SplitUnits.of(records)
+    if len(units.labels) < 2:
+        unit_name = "record(s)" if units.owners is None else "person(s)"
         raise InvalidValueError(
             f"client {number}",
-            f"{len(records)} record(s)",
+            f"{len(units.labels)} {unit_name}",
             "must be at least 1 to train and 1 to test; use fewer clients or more data",
         )
     rng = keyed_generator(non_negative_int("seed", seed), "hold out", number)
-    mask = _hold_out(records.targets, test_fraction, rng)
-    return ClientData(records.take(~mask), records.take(mask))
+    mask = _hold_out(units.labels, test_fraction, rng)
+    train, test = (units.records(np.flatnonzero(chosen)) for chosen in (~mask, mask))
+    return ClientData(records.take(train), records.take(test))
 
 
 def _partition(partition: str | Partition, options: Mapping[str, float | None]) -> Partition:
@@ -293,8 +320,9 @@ def _partition(partition: str | Partition, options: Mapping[str, float | None]) 
         "quantity": (partition_quantity, "alpha"),
     }
     if isinstance(partition, str) and partition not in table:
-        names = ", ".join([*table, NATURAL])
-        raise InvalidValueError("partition", partition, f"must be one of {names}")
+        names = ", ".join(PARTITIONS)
+        allowed = with_suggestion(partition, PARTITIONS, f"must be one of {names}")
+        raise InvalidValueError("partition", partition, allowed)
     split, needed = table[partition] if isinstance(partition, str) else (partition, None)
     _check_options(partition, options, needed)
     chosen = [options[needed]] if needed else []
@@ -389,10 +417,11 @@ def _with_published_test(
     train: Examples, test: Examples, parts: Indices, seed: int
 ) -> tuple[ClientData, ...]:
     """Split the published test set in the clients' proportions of each class."""
-    n_classes = int(max(train.targets.max(), test.targets.max())) + 1
-    held = np.stack([np.bincount(train.targets[part], minlength=n_classes) for part in parts])
+    labels, test_labels = train.labels, test.labels
+    n_classes = int(max(labels.max(), test_labels.max())) + 1
+    held = np.stack([np.bincount(labels[part], minlength=n_classes) for part in parts])
     table = np.zeros_like(held)
-    for label, amount in enumerate(np.bincount(test.targets, minlength=n_classes)):
+    for label, amount in enumerate(np.bincount(test_labels, minlength=n_classes)):
         shares = held[:, label] if held[:, label].any() else np.ones(len(parts))
         table[:, label] = largest_remainder(shares.astype(np.float64), int(amount))
     # After rounding each class, sizes can be off by a record or two; correct that where possible.
@@ -406,7 +435,7 @@ def _with_published_test(
             len(parts),
             f"gives client {number} no test record; use fewer clients or set test_fraction",
         )
-    tests = _assign_records(test.targets, table, keyed_generator(seed, "hold out"))
+    tests = _assign_records(test_labels, table, keyed_generator(seed, "hold out"))
     return tuple(
         ClientData(train.take(part), test.take(own)) for part, own in zip(parts, tests, strict=True)
     )

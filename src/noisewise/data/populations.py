@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from noisewise.checks import non_negative_int, positive_int, positive_number
+from noisewise.data.examples import count_units
 from noisewise.data.partition import ClientData
-from noisewise.data.specs import ClientSpec
+from noisewise.data.specs import ClientSpec, Unit
 from noisewise.errors import InvalidValueError
 from noisewise.randomness import keyed_generator
 from noisewise.text import align_columns
@@ -221,6 +222,8 @@ def make_specs(
     batch_sizes: int | Sequence[int],
     delta: float | Sequence[float],
     local_epochs: int | Sequence[int] = 1,
+    unit: Unit = "record",
+    max_records: int | None = None,
     ids: Sequence[str] | None = None,
 ) -> tuple[ClientSpec, ...]:
     """Make one `ClientSpec` for each client; N_i is the number of its training records.
@@ -233,6 +236,8 @@ def make_specs(
         batch_sizes: expected batch sizes.
         delta: delta of the budgets.
         local_epochs: passes over the data in a round.
+        unit: what the budgets protect; with "person", N_i is the number of persons.
+        max_records: the largest number of a person's records in a step; None for records.
         ids: names of the clients; None for the names of real clients, else ``client-00``,
             ``client-01``, ...
 
@@ -265,7 +270,9 @@ def make_specs(
     return tuple(
         ClientSpec(
             id=names[number],
-            n_examples=len(client.train),
+            n_examples=count_units(client.train, unit),
+            unit=unit,
+            max_records=max_records,
             **{field: values[number] for field, values in table.items()},
         )
         for number, client in enumerate(clients)

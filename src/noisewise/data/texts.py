@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from noisewise.checks import positive_int
+from noisewise.checks import known_name, positive_int
 from noisewise.data.archives import read_members
 from noisewise.data.datasets import get_dataset
 from noisewise.data.federations import FEDERATIONS
@@ -21,6 +21,7 @@ from noisewise.data.file_sets import cached_files
 from noisewise.data.groups import check_groups, name_groups
 from noisewise.data.progress import Progress, silent
 from noisewise.errors import InvalidValueError
+from noisewise.text import short_repr
 
 __all__ = ["TEXT_LENGTH", "TextDataset", "load_texts", "mail_text", "text_records"]
 
@@ -28,7 +29,7 @@ TEXT_LENGTH = 2048
 """Bytes of a text's record by default: 256 tokens of an e-mail need fewer, in 99.9 of 100 cases."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TextDataset:
     """Texts with classes and real clients. `text_records` makes records of them.
 
@@ -48,11 +49,18 @@ class TextDataset:
     groups: NDArray[np.int64]
     group_names: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        """Its name and sizes, not the texts."""
+        return short_repr(
+            self, name=self.name, texts=len(self.texts), n_classes=self.n_classes,
+            clients=len(self.group_names),
+        )  # fmt: skip
+
     def __post_init__(self) -> None:
         n = len(self.texts)
         if self.targets.dtype != np.int64 or self.targets.shape != (n,):
-            what = f"{self.targets.dtype}{list(self.targets.shape)}"
-            raise InvalidValueError("targets", what, f"must be int64 of shape [{n}]")
+            form = f"{self.targets.dtype}{list(self.targets.shape)}"
+            raise InvalidValueError("targets", form, f"must be int64 of shape [{n}]")
         if n and not (self.targets.min() >= 0 and self.targets.max() < self.n_classes):
             span = (int(self.targets.min()), int(self.targets.max()))
             raise InvalidValueError("targets", span, f"must lie in 0..{self.n_classes - 1}")
@@ -78,8 +86,7 @@ def load_texts(
         SourceError: no source has the dataset; the message lists what was tried and what to do.
     """
     names = [info.name for info in FEDERATIONS.values() if info.reader is None]
-    if name not in names:
-        raise InvalidValueError("dataset", name, f"must be one of {', '.join(names)}")
+    name = known_name("dataset", name, names)
     get_dataset(name, folder, progress)
     info = FEDERATIONS[name]
     (archive,) = cached_files(info).values()

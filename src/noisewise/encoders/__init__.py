@@ -1,4 +1,4 @@
-"""Public encoders for ``[features]``, and where their weights can be had.
+"""Public encoders for ``[features]``, and the download of their weights.
 
 The functions here are ordinary ``"package.module:function"`` encoders: any torch module of yours
 works in the same way.

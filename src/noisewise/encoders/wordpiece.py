@@ -75,8 +75,8 @@ class WordPiece:
 
 def _words(text: str) -> Iterator[str]:
     """Words and punctuation marks in lower case, without accents."""
-    kept = "".join(map(_kept, text))
-    plain = unicodedata.normalize("NFD", kept)
+    cleaned = "".join(map(_kept, text))
+    plain = unicodedata.normalize("NFD", cleaned)
     for part in plain.split():
         word = ""
         for character in part:

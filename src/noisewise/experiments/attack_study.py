@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from noisewise.aggregation.methods import METHODS, make_method
+from noisewise.aggregation.method_facts import METHODS
+from noisewise.aggregation.methods import make_method
 from noisewise.checks import no_repeats
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.comparison import cache_spending
@@ -134,6 +135,14 @@ def study_attacks(
     Raises:
         InvalidValueError: an invalid field, or a folder that holds other runs; nothing is trained
             then.
+
+    Example:
+        Sybils of two clients, against the methods that can have a guard:
+
+            study = nw.study_attacks(
+                "configs/demo.toml", ["client-00", "client-01"],
+                methods=["NoiseWise", "RobustHDP"], attacks=["sybils"],
+            )
     """
     config = as_config(config, set)
     chosen = attack_methods(config, methods)
@@ -201,10 +210,10 @@ def attack_runs(
             for guarded in (False, True) if can_be_guarded else (False,):
                 tolerated = max(config.policy.tolerated_attackers, len(members)) if guarded else 0
                 policy = config.policy.model_copy(update={"tolerated_attackers": tolerated})
-                own = config.model_copy(update={"attacks": hostile, "policy": policy})
+                attacked_config = config.model_copy(update={"attacks": hostile, "policy": policy})
                 job = Job(method, setup.seed)
                 label = f"{job.label} + guard" if guarded else job.label
-                runs.append(AttackRun(label, kind, members, own, job))
+                runs.append(AttackRun(label, kind, members, attacked_config, job))
     return tuple(runs)
 
 
@@ -228,7 +237,7 @@ def train_runs(
     if folder is not None:
         for run in runs:
             check_run_folder(run.config, folder / run.folder_name)
-    is_head = head_of(setup.new_model(), setup.loss) is not None
+    is_head = head_of(setup.new_model(), setup.task.loss) is not None
     in_step = setup.config.training.executor is None and is_head
     numbered = enumerate(runs, start=1)
     for _, group in itertools.groupby(numbered, key=lambda pair: pair[1].attack):
@@ -266,9 +275,9 @@ def _train(
 
 
 def attack_rows(outcomes: Sequence[tuple[AttackRun, RunResult]]) -> tuple[AttackRow, ...]:
-    """What each attack did to each method, beside the same method without an attack."""
-    accuracies = {
-        run.label: result.rounds[-1].mean_accuracy
+    """What each attack did to each method, compared with the same method without an attack."""
+    scores = {
+        run.label: result.rounds[-1].figure(result.metric.name)
         for run, result in outcomes
         if run.attack == NO_ATTACK
     }
@@ -285,8 +294,9 @@ def attack_rows(outcomes: Sequence[tuple[AttackRun, RunResult]]) -> tuple[Attack
                 attack=run.attack,
                 attackers=len(run.attackers) if run.attack != NO_ATTACK else 0,
                 weight=float(np.mean(weights)),
-                accuracy=last.mean_accuracy,
-                without_attack=accuracies.get(run.label, float("nan")),
+                score=last.figure(result.metric.name),
+                without_attack=scores.get(run.label, float("nan")),
+                metric=result.metric,
                 breaks_policy=run.attack != NO_ATTACK and ATTACKS[run.attack].breaks_policy,
                 diverged=result.status == "diverged",
                 honest_refused=sum(

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from noisewise.errors import InvalidValueError, MissingExtraError
+from noisewise.errors import InvalidValueError
 from noisewise.experiments.config import ConfigSource, ExperimentConfig, MethodConfig, dump_config
+from noisewise.experiments.config_task import config_task
 from noisewise.experiments.output_folders import check_comparison_folder, write_config
 from noisewise.experiments.prepare import SeedSetup, prepare, prepare_seed
 from noisewise.experiments.runner import Failure, Job, train_jobs
-from noisewise.experiments.sweep import SweepPoint, sweep_points
-from noisewise.experiments.tracking import ROUND_METRICS, round_metrics
+from noisewise.experiments.sweep import SweepPoint, planned_runs, sweep_points, sweep_runs
+from noisewise.federation.notebook_view import notebook_html
+from noisewise.federation.planned_runs import write_planned_runs
 from noisewise.federation.prepared import Prepared
-from noisewise.federation.results import RoundRecord, RunResult
+from noisewise.federation.results import RunResult
+from noisewise.federation.round_record import RoundRecord
+from noisewise.federation.round_table import data_frame, round_rows
 from noisewise.privacy.plan import LocalPlan
 from noisewise.privacy.spending import spending_curve
 from noisewise.report.comparison_report import write_comparison, write_report
-from noisewise.report.run_sets import RunSet, name_sets, settings_text
-from noisewise.report.tables import method_rows
+from noisewise.report.run_plots import plot_runs
+from noisewise.report.run_sets import RunSet, name_sets, read_round_times, settings_text
+from noisewise.report.tables import by_method, headings, method_rows
 from noisewise.storage import to_json, write_atomic
+from noisewise.text import short_repr
+from noisewise.training.metrics import MetricInfo
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["Comparison", "OnRound", "Progress", "cache_spending", "compare", "run_jobs"]
 
@@ -36,20 +44,23 @@ OnRound = Callable[[str, int, RoundRecord], None]
 class Progress(Protocol):
     """Follows comparisons while they run, as the bars of the command line do."""
 
-    def start(self, title: str, runs: int, rounds: int) -> None:
-        """A comparison of so many runs and rounds starts; the title is empty except in sweeps."""
+    def start(self, title: str, runs: int, rounds: int, metric: MetricInfo | None = None) -> None:
+        """Start a comparison with this number of runs and rounds; only sweeps have a title.
+
+        ``metric`` is the main metric of its task.
+        """
         ...
 
     def planned(self, done: int, total: int) -> None:
-        """So many plans of the first seed are made."""
+        """Report how many plans of the first seed are made."""
         ...
 
     def on_round(self, method: str, seed: int, record: RoundRecord) -> None:
-        """A round has ended."""
+        """Report that a round has ended."""
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """The runs of several methods and seeds.
 
@@ -85,8 +96,8 @@ class Comparison:
         if self.parts:
             return [{**part.settings, **row} for part in self.parts for row in part.to_rows(by)]
         if by == "run":
-            return [{name: getattr(run, name) for name in _RUN_COLUMNS} for run in self.results]
-        return [_round_row(run, record) for run in self.results for record in run.rounds]
+            return [_run_row(run) for run in self.results]
+        return [row for run in self.results for row in round_rows(run)]
 
     def to_frame(self, by: Literal["run", "round"] = "run") -> Any:
         """`to_rows` as a pandas DataFrame; needs the extra ``frame``.
@@ -94,12 +105,46 @@ class Comparison:
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        try:
-            pandas = importlib.import_module("pandas")
-        except ImportError:
-            message = "to_frame needs pandas: pip install 'noisewise[frame]'"
-            raise MissingExtraError(message) from None
-        return pandas.DataFrame(self.to_rows(by))
+        return data_frame(self.to_rows(by))
+
+    def __repr__(self) -> str:
+        """One line: methods, number of runs and failures."""
+        methods = list(dict.fromkeys(run.method for run in self.results))
+        return short_repr(
+            self, runs=len(self.results), failures=len(self.failures), parts=len(self.parts),
+            methods=methods,
+        )  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        """A table of the methods and the curves of their main metric, for notebooks."""
+        if self.parts:
+            rows = [
+                [settings_text(part.settings), *row.cells()]
+                for part in self.parts
+                for row in method_rows(part.results)
+            ]
+            every = [row for part in self.parts for row in method_rows(part.results)]
+            return notebook_html(["settings", *headings(every)], rows, {}, "")
+        ranked = method_rows(self.results)
+        return notebook_html(
+            headings(ranked),
+            [row.cells() for row in ranked],
+            {method: _mean_curve(runs) for method, runs in by_method(self.results).items()},
+            self.results[0].metric.label if self.results else "",
+        )
+
+    def plot(self, axes: Axes | None = None) -> Axes:
+        """Draw the main metric over the rounds, a line for each method, as in the report.
+
+        Args:
+            axes: of matplotlib; by default those of a new figure.
+
+        Raises:
+            InvalidValueError: no run was evaluated, or this is a sweep: plot each of its ``parts``.
+        """
+        if self.parts:
+            raise InvalidValueError("parts", len(self.parts), "must be 0: plot one of `parts`")
+        return plot_runs(self.results, axes)
 
     def write_report(self, folder: Path | str | None = None) -> tuple[Path, ...]:
         """Write the page, tables (Markdown, CSV, JSON) and figures (PNG, SVG, PDF).
@@ -121,7 +166,7 @@ class Comparison:
         if not self.parts:
             config = None if self.config is None else dump_config(self.config)
             return write_comparison(self.results, target, config)
-        files = write_report(self.run_sets, target, title="Sweep", draw_parts=False)
+        files = write_report(self.run_sets, target, draw_parts=False)
         content = [
             {
                 "settings": dict(runs.settings),
@@ -145,11 +190,16 @@ class Comparison:
                     config="" if part.config is None else dump_config(part.config),
                     settings=part.settings,
                     folder="" if part.folder is None else part.folder.name,
+                    times=read_round_times(_run_folders(part.folder), part.results),
                 )
                 for part in self.parts
                 if part.results
             ]
         )
+
+
+def _run_folders(folder: Path | None) -> list[Path]:
+    return [] if folder is None else sorted((folder / "runs").glob("*"))
 
 
 _RUN_COLUMNS = (
@@ -159,10 +209,20 @@ _RUN_COLUMNS = (
 )  # fmt: skip
 
 
-def _round_row(run: RunResult, record: RoundRecord) -> dict[str, Any]:
-    metrics = round_metrics(record)
-    values = {name: metrics.get(name, math.nan) for name in ROUND_METRICS}
-    return {"method": run.method, "seed": run.seed, "round": record.round, **values}
+def _run_row(run: RunResult) -> dict[str, Any]:
+    """A flat row of a run: its figures, and every metric of its task by name."""
+    row = {name: getattr(run, name) for name in _RUN_COLUMNS}
+    return {**row, **run.metrics}
+
+
+def _mean_curve(runs: Sequence[RunResult]) -> list[tuple[int, float]]:
+    """The mean of the main metric over the seeds of a method, in each round."""
+    scores: dict[int, list[float]] = {}
+    for run in runs:
+        for record in run.rounds:
+            figure = run.metric.scale * record.figure(run.metric.name)
+            scores.setdefault(record.round, []).append(figure)
+    return [(number, sum(values) / len(values)) for number, values in sorted(scores.items())]
 
 
 def compare(
@@ -204,12 +264,25 @@ def compare(
     Raises:
         InvalidValueError: an invalid field, or a folder that holds other runs.
         DiskFullError: the disk is full; all runs stop.
+
+    Example:
+        >>> content = {
+        ...     "data": {"name": "digits", "clients": 2},
+        ...     "population": {"epsilon": 8.0, "batch_size": 64, "delta": 1e-3},
+        ...     "model": {"name": "softmax"},
+        ...     "training": {"rounds": 1, "learning_rate": 0.5, "clip_norm": 1.0},
+        ... }
+        >>> comparison = compare(content, ["DPFedAvg", "WeiAvg"], seeds=1)
+        >>> [(result.method, result.status) for result in comparison.results]
+        [('DPFedAvg', 'finished'), ('WeiAvg', 'finished')]
     """
     target = None if folder is None else Path(folder)
     points = sweep_points(config, sweep or {}, methods, seeds, set)
     paths = [target / p.folder_name if target and sweep else target for p in points]
     if sweep:
         _check_points(points, paths)
+        if target is not None:
+            write_planned_runs(target, sweep_runs(points, target))
     parts = []
     for number, (point, path) in enumerate(zip(points, paths, strict=True), start=1):
         title = f"{number} of {len(points)}: {point.label}" if sweep else ""
@@ -274,7 +347,7 @@ def run_jobs(
     if folder is not None:
         check_comparison_folder(config, folder, [job.folder_in(folder) for job in jobs])
     if progress is not None:
-        progress.start(title, len(jobs), config.training.rounds)
+        progress.start(title, len(jobs), config.training.rounds, config_task(config).main.info)
     n_first = sum(job.seed == jobs[0].seed for job in jobs)
     prepared = _prepare_each(config, jobs, n_first, folder, progress)
     if strict:
@@ -283,6 +356,7 @@ def run_jobs(
         # First of all the folder `runs`: it shows that a comparison has written config.toml.
         (folder / "runs").mkdir(parents=True, exist_ok=True)
         write_config(config, folder)
+        write_planned_runs(folder, planned_runs(config, jobs, folder, folder))
 
     def tell(job: Job, record: RoundRecord) -> None:
         for listener in (on_round, None if progress is None else progress.on_round):

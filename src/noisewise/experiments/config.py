@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import copy
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from noisewise.aggregation.method_facts import METHODS
+from noisewise.checks import known_name, matching_name, with_suggestion
 from noisewise.data.columns import parse_columns
-from noisewise.data.partition import NATURAL
+from noisewise.data.partition import NATURAL, PARTITIONS
+from noisewise.data.specs import Unit, check_unit
 from noisewise.errors import InvalidValueError
 from noisewise.federation.attacks import Attack
 from noisewise.federation.executors import ExecutorName, check_executor
 from noisewise.federation.settings import DEFAULT_LOSS_RECORDS
-from noisewise.schema import Count, OpenShare, Positive, Share, Strict
+from noisewise.schema import Count, OpenShare, Positive, Share, Strict, first_invalid_value
+from noisewise.text import short_repr
 from noisewise.training.features import Normalise
 from noisewise.training.local import DEFAULT_PHYSICAL_BATCH
 
@@ -34,9 +37,16 @@ __all__ = [
     "replace_fields",
 ]
 
+_OR_OWN = ', or your own as "module:function"'
+
 Distribution = Literal[
     "Dist1", "Dist2", "Dist3", "Dist4", "Dist5", "Dist6", "Dist7", "Dist8", "Dist9"
 ]
+
+
+def _partition_name(name: str) -> str:
+    """A partition of the package, or an own one as ``"module:function"``."""
+    return name if ":" in name else known_name("data.partition", name, PARTITIONS, _OR_OWN)
 
 
 class DataConfig(Strict):
@@ -47,12 +57,17 @@ class DataConfig(Strict):
     records to use; by default all.
     The partition ``"natural"`` needs no ``clients`` and leaves out clients with fewer than
     ``min_records`` records. ``target`` and ``classes`` belong to the name ``"csv"``: one file of
-    ``folder`` for each client. ``text_length`` is the number of bytes of a text's record.
+    ``folder`` for each client. The name ``"files"`` reads npz, safetensors, CSV and Parquet files;
+    ``length`` is then the length of sequences. ``images`` declares that uint8 inputs are
+    pixels, and ``dtype`` converts whole numbers; without them, inputs keep their types.
+    ``text_length`` is the number of bytes of a text's record. ``person`` is the column of CSV and
+    Parquet files that says whose record a line is. ``records_per_person`` generates persons, each
+    with this many consecutive records of the dataset. Splits keep a person's records together.
     """
 
     name: str
     clients: Count | None = None
-    partition: str = "iid"
+    partition: Annotated[str, AfterValidator(_partition_name)] = "iid"
     min_records: Count | None = None
     target: str | None = None
     classes: Annotated[list[str], Field(min_length=1)] | None = None
@@ -63,7 +78,12 @@ class DataConfig(Strict):
     limit: Count | None = None
     mean: list[float] | None = None
     std: list[Positive] | None = None
+    images: bool | None = None
+    dtype: Literal["float32"] | None = None
+    length: Count | None = None
     text_length: Count | None = None
+    person: str | None = None
+    records_per_person: Count | None = None
 
     @property
     def n_clients(self) -> int:
@@ -81,6 +101,9 @@ class PopulationConfig(Strict):
     With ``batch_share`` instead of ``batch_size``, each client's batch is that share of its own
     records, so that all clients take the same number of local steps.
     ``order`` gives the epsilons to the clients in the order of their numbers of records.
+    ``unit`` is what the budgets protect: a record, or a person with all of their records. With
+    "person", a batch is one of persons, and ``max_records`` is required: how many records of a
+    person a step uses at most.
     """
 
     epsilon: Positive | list[Positive] | Distribution
@@ -94,6 +117,8 @@ class PopulationConfig(Strict):
     seed: Annotated[int, Field(ge=0)] = 0
     planned_rounds: Count | list[Count] | None = None
     reported_epsilon: dict[str, Positive] = Field(default={})
+    unit: Unit = "record"
+    max_records: Count | None = None
 
 
 class FeaturesConfig(Strict):
@@ -103,14 +128,46 @@ class FeaturesConfig(Strict):
     options: dict[str, Any] = Field(default={})
     weights: str | None = None
     sha256: str | None = None
+    mean: list[float] | None = None
+    std: list[float] | None = None
     normalise: Normalise = "unit"
 
 
 class ModelConfig(Strict):
-    """A model by name, or an own one as ``"package.module:function"``."""
+    """A model by name, or your own as ``"package.module:function"``."""
 
     name: str
     options: dict[str, Any] = Field(default={})
+
+
+class ScheduleConfig(Strict):
+    """The clients' learning rate over the rounds; `noisewise.aggregation.schedules.Schedule`."""
+
+    name: Literal["constant", "linear", "cosine", "step"]
+    rounds: Count | None = None
+    warmup_rounds: Annotated[int, Field(ge=0)] = 0
+    final: Annotated[float, Field(ge=0, le=1)] = 0.0
+    every: Count = 1
+    decay: Share = 0.5
+
+
+class LocalOptimiserConfig(Strict):
+    """The clients' optimiser; `noisewise.training.local_optimisers.LocalOptimiser` explains it."""
+
+    name: Literal["sgd", "momentum", "adam"]
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    tau: Positive = 1e-8
+
+
+class ServerOptimiserConfig(Strict):
+    """The server's; `noisewise.aggregation.server_optimisers.ServerOptimiser` explains it."""
+
+    name: Literal["momentum", "fedadam", "fedyogi"]
+    rate: Positive = 1.0
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    tau: Positive = 1e-3
 
 
 class TrainingConfig(Strict):
@@ -120,21 +177,41 @@ class TrainingConfig(Strict):
     ``executor`` is "serial", "processes" or "ray"; by default "processes" with several workers and
     "serial" with one. ``ray_address`` is the address of a running Ray cluster; without it, one is
     started on this machine. The results depend on neither.
+    ``stop_when`` is an own function ``"package.module:name"``; see `Prepared`.
     """
 
     rounds: Count
     learning_rate: Positive | Literal["auto"]
     clip_norm: Positive
+    clip: Literal["norm", "normalise"] = "norm"
     accountant: Literal["pld", "rdp", "moments"] = "pld"
     participation: Share = 1.0
     evaluate_every: Count = 1
+    evaluate_clients: Share = 1.0
+    schedule: ScheduleConfig | None = None
+    local_optimiser: LocalOptimiserConfig | None = None
+    server_optimiser: ServerOptimiserConfig | None = None
+    stop_when: str | None = None
     physical_batch: Count = DEFAULT_PHYSICAL_BATCH
     device: str = "cpu"
     loss_records: Count = DEFAULT_LOSS_RECORDS
     executor: ExecutorName | None = None
     ray_address: str | None = None
-    loss: str = "torch.nn.functional:cross_entropy"
-    metric: str = "noisewise.federation.evaluation:accuracy"
+    loss: str | None = None
+    metric: str | None = None
+
+
+class TaskConfig(Strict):
+    """What the model is trained for; `noisewise.training.tasks` explains the tasks.
+
+    ``metrics`` are names of the task's metrics or own ones; the first is the main one. ``classes``
+    is the number of classes, labels or tokens. ``unit`` is that of a regression's targets.
+    """
+
+    name: str = "classification"
+    metrics: Annotated[list[str], Field(min_length=1)] | None = None
+    classes: Count | None = None
+    unit: str | None = None
 
 
 class AttackConfig(Strict):
@@ -166,10 +243,15 @@ class PolicyConfig(Strict):
     permitted: list[PermittedConfig] | None = None
 
 
-class MethodConfig(Strict):
-    """A method by name, or an own aggregator as ``"package.module:name"``, with its options."""
+def _method_name(name: str) -> str:
+    """The usual spelling of a method's name; `make_method` rejects unknown names."""
+    return matching_name(name, METHODS)
 
-    name: str = "RobustHDP"
+
+class MethodConfig(Strict):
+    """A method by name, or your own aggregator as ``"package.module:name"``, with its options."""
+
+    name: Annotated[str, AfterValidator(_method_name)] = "RobustHDP"
     options: dict[str, Any] = Field(default={})
     learning_rate: Positive | Literal["auto"] | None = None
 
@@ -198,6 +280,12 @@ class TrackConfig(Strict):
     mlflow: Annotated[str, Field(min_length=1)] | None = None
 
 
+_OLD_DEFAULTS = {
+    "loss": "torch.nn.functional:cross_entropy",
+    "metric": "noisewise.federation.evaluation:accuracy",
+}
+
+
 class ExperimentConfig(Strict):
     """A whole experiment, as a TOML file describes it.
 
@@ -216,6 +304,7 @@ class ExperimentConfig(Strict):
     columns: dict[str, Any] | None = None
     population: PopulationConfig
     model: ModelConfig
+    task: TaskConfig = TaskConfig()
     training: TrainingConfig
     method: MethodConfig = MethodConfig()
     compare: CompareConfig = CompareConfig()
@@ -225,6 +314,23 @@ class ExperimentConfig(Strict):
     track: TrackConfig = TrackConfig()
     seed: Annotated[int, Field(ge=0)] = 0
 
+    def __repr__(self) -> str:
+        """What is trained, on what, how long and with which seed."""
+        return short_repr(
+            self, data=self.data.name, clients=self.data.clients, model=self.model.name,
+            method=self.method.label, rounds=self.training.rounds, seed=self.seed,
+        )  # fmt: skip
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_old_defaults(cls, content: Any) -> Any:
+        """Older files name the loss and the metric of a classification, which are the defaults."""
+        training = content.get("training") if isinstance(content, Mapping) else None
+        if not isinstance(training, Mapping) or (content.get("task") or {}) != {}:
+            return content
+        changed = {key: value for key, value in training.items() if _OLD_DEFAULTS.get(key) != value}
+        return {**content, "training": changed}
+
     @model_validator(mode="after")
     def _check_lists(self) -> ExperimentConfig:
         if (self.population.batch_size is None) == (self.population.batch_share is None):
@@ -233,6 +339,7 @@ class ExperimentConfig(Strict):
                 self.population.batch_size,
                 "must be given, or batch_share instead of it",
             )
+        check_unit(self.population.unit, self.population.max_records, "population.")
         check_executor(self.training.executor, self.training.ray_address)
         if self.columns is not None:
             parse_columns(self.columns)
@@ -265,7 +372,7 @@ def parse_config(content: Mapping[str, Any]) -> ExperimentConfig:
     try:
         return ExperimentConfig.model_validate(dict(content))
     except ValidationError as error:
-        raise _first_error(error) from None
+        raise first_invalid_value(error, ExperimentConfig) from None
 
 
 def load_config(path: Path | str, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:
@@ -287,9 +394,11 @@ def load_config(path: Path | str, overrides: Mapping[str, Any] | None = None) ->
     try:
         content = tomllib.loads(Path(path).read_text())
     except OSError as error:
-        raise InvalidValueError(
-            "config", str(path), f"must be a file that can be read ({error.strerror})"
-        ) from error
+        allowed = f"must be a file that can be read ({error.strerror})"
+        if not Path(path).exists():
+            beside = sorted(file.name for file in Path(path).parent.glob("*.toml"))
+            allowed = with_suggestion(Path(path).name, beside, allowed)
+        raise InvalidValueError("config", str(path), allowed) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidValueError("config", str(path), f"must be TOML ({error})") from error
     return parse_config(replace_fields(content, overrides or {}))
@@ -330,55 +439,6 @@ def replace_fields(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
             raise InvalidValueError("set", key, "must be a dotted name of a config field")
         table[last] = value
     return changed
-
-
-def _first_error(error: ValidationError) -> InvalidValueError:
-    """The first of pydantic's errors, as one line.
-
-    A field with several allowed types (a number, a list, a name) fails once for each of them, so
-    the line joins all errors of the first invalid field.
-    """
-    errors = error.errors()
-    first = errors[0]
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, InvalidValueError):
-        return cause
-    location = first["loc"][:2]
-    field = ".".join(map(str, location))
-    if first["type"] == "missing":
-        name = ".".join(map(str, first["loc"]))
-        return InvalidValueError(name, None, "is missing and has no default")
-    of_field = [each for each in errors if each["loc"][:2] == location]
-    unknown = next((each for each in of_field if each["type"] == "extra_forbidden"), None)
-    if unknown is not None:
-        key, allowed = unknown["loc"][-1], ", ".join(sorted(_keys_at(unknown["loc"][:-1])))
-        name = field if len(unknown["loc"]) <= 2 else f"{field}: {key}"
-        return InvalidValueError(name, unknown["input"], f"unknown key, must be one of {allowed}")
-    allowed = " or ".join(dict.fromkeys(_requirement(each["msg"]) for each in of_field))
-    return InvalidValueError(field, first["input"], allowed)
-
-
-def _requirement(message: str) -> str:
-    """A message of pydantic in the form of our own errors: "must be ..."."""
-    table = re.sub(r"a valid dictionary or instance of \w+", "a table", message)
-    return table.replace("Input should be", "must be").replace("List should", "must")
-
-
-def _keys_at(location: tuple[int | str, ...]) -> list[str]:
-    """The keys that are allowed in the table at a location; its numbers count items of lists."""
-    table: type[BaseModel] = MethodConfig if "methods" in location else ExperimentConfig
-    for part in () if "methods" in location else location:
-        if isinstance(part, str):
-            (table,) = _tables_in(table.model_fields[part].annotation)
-    return list(table.model_fields)
-
-
-def _tables_in(annotation: Any) -> list[type[BaseModel]]:
-    """The table types in an annotation: itself, or the arguments of a list or a union."""
-    if arguments := get_args(annotation):
-        return [table for argument in arguments for table in _tables_in(argument)]
-    is_table = isinstance(annotation, type) and issubclass(annotation, BaseModel)
-    return [annotation] if is_table else []
 
 
 def dump_config(config: ExperimentConfig) -> str:

@@ -45,7 +45,7 @@ def first_round_updates(
     rate = prepared.settings.learning_rate
     workload = Workload(
         prepared.model,
-        prepared.loss,
+        prepared.task.loss,
         tuple(prepared.clients),
         tuple(prepared.plans),
         rate,

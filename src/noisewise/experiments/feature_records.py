@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from noisewise.data.datasets import Dataset
-from noisewise.data.examples import Examples
+from noisewise.data.examples import Examples, as_float32
 from noisewise.data.progress import Progress, silent
+from noisewise.errors import InvalidValueError
 from noisewise.storage import cache_dir
 from noisewise.training.feature_cache import cached_features
 from noisewise.training.features import Features
@@ -38,23 +40,42 @@ def map_dataset(
     Raises:
         InvalidValueError: a record has no finite features; the message gives its number.
         DiskFullError: no room for the features.
+
+    Example:
+        Features of a scattering transform, computed once and kept in the cache:
+
+            dataset = map_dataset(load_dataset("mnist"), features, workers=2)
     """
-    place = cache_dir() / "features" if folder is None else folder
+    cache_folder = cache_dir() / "features" if folder is None else folder
 
     def mapped(examples: Examples, part: str) -> Examples:
-        digest = hashlib.sha256(repr((examples.scaling, examples.inputs.shape)).encode())
+        inputs = examples.array
+        digest = hashlib.sha256(repr((examples.scaling, inputs.shape)).encode())
         for start in range(0, len(examples), 4096):
-            digest.update(np.ascontiguousarray(examples.inputs[start : start + 4096]).data)
+            digest.update(np.ascontiguousarray(inputs[start : start + 4096]).data)
         values = cached_features(
             features,
             len(examples),
-            lambda start, stop: examples.take(slice(start, stop)).arrays()[0],
+            lambda start, stop: _fractions(examples.take(slice(start, stop)), features),
             digest.hexdigest(),
-            place,
+            cache_folder,
             workers=workers,
             on_progress=lambda done, total: progress(f"features of {part} records", done, total),
         )
-        return Examples(values, examples.targets)
+        return Examples(values, examples.targets, persons=examples.persons)
 
     test = None if dataset.test is None else mapped(dataset.test, "test")
     return replace(dataset, train=mapped(dataset.train, "training"), test=test)
+
+
+def _fractions(examples: Examples, features: Features) -> NDArray[np.float32]:
+    """Scaled inputs; bytes are divided by 255 if the dataset or the map declares it."""
+    if examples.scaling is not None:
+        return examples.scaling.apply(examples.array)
+    if examples.array.dtype == np.uint8 and features.input_range is None:
+        allowed = (
+            "must be true to divide inputs of type uint8 by 255 (in Python images=True); for "
+            'numbers that are not pixels set data.dtype = "float32"'
+        )
+        raise InvalidValueError("data.images", None, allowed)
+    return as_float32(examples.array)

@@ -37,7 +37,7 @@ def check_run_folder(config: ExperimentConfig, folder: Path) -> None:
 def check_comparison_folder(config: ExperimentConfig, folder: Path, runs: Iterable[Path]) -> None:
     """Refuse a folder with runs under another config, or with a ``config.toml`` of the user's own.
 
-    The file belongs to a comparison if it has no comments and ``runs`` beside it holds runs or
+    The file belongs to a comparison if it has no comments and ``runs`` next to it holds runs or
     nothing yet, or if it has exactly the content that would be written.
 
     Args:
@@ -60,8 +60,8 @@ def check_comparison_folder(config: ExperimentConfig, folder: Path, runs: Iterab
     raise InvalidValueError(
         "folder",
         str(folder),
-        f"holds a {file.name} that no comparison has written and that would be replaced; choose "
-        "another folder (--output), or move the file",
+        f"contains a {file.name} that was not written by a comparison and would be overwritten; "
+        "choose another folder (--output), or move the file",
     )
 
 
@@ -82,6 +82,8 @@ def _check_config(config: ExperimentConfig, folder: Path, runs: Iterable[Path]) 
     except InvalidValueError:
         return  # of another version, or damaged: the runs check themselves
     for field, value in _deciding_fields(config).items():
+        if field == "training.rounds" and _extends(config, stored.get(field), folder):
+            continue
         if stored.get(field) != value:
             raise InvalidValueError(
                 "folder",
@@ -89,6 +91,26 @@ def _check_config(config: ExperimentConfig, folder: Path, runs: Iterable[Path]) 
                 f"holds runs with {field} = {stored.get(field)!r}, not {value!r}; choose another "
                 "folder (--output), or remove it",
             )
+
+
+def _extends(config: ExperimentConfig, before: object, folder: Path) -> bool:
+    """Whether the config asks for more rounds of the same runs.
+
+    Raises:
+        InvalidValueError: the plans of the runs cover no more rounds.
+    """
+    rounds = config.training.rounds
+    if not isinstance(before, int) or rounds <= before:
+        return False
+    if config.population.planned_rounds is None:
+        runs = f"runs of {before} round{'s' * (before != 1)}"
+        allowed = (
+            f"{folder} contains {runs}, and their plans cover no more rounds: their budgets are "
+            "spent. Choose another folder (--output). To extend runs later, set "
+            "population.planned_rounds from the start"
+        )
+        raise InvalidValueError("training.rounds", rounds, allowed)
+    return True
 
 
 def _has_files(run: Path) -> bool:

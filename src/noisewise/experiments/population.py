@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisewise.data.columns import ColumnCoder, parse_columns
-from noisewise.data.custom import dataset_from_csv
 from noisewise.data.datasets import Dataset, Scaling, load_dataset
+from noisewise.data.examples import IMAGES, Examples, count_units, map_arrays
+from noisewise.data.own_files import dataset_from_csv, dataset_from_files
 from noisewise.data.partition import ClientData, split_dataset
+from noisewise.data.person_split import with_made_up_persons
 from noisewise.data.populations import (
     authors_population,
     make_specs,
@@ -27,6 +29,7 @@ from noisewise.data.progress import progress_bar
 from noisewise.data.specs import ClientSpec
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.config import DataConfig, ExperimentConfig, FeaturesConfig
+from noisewise.experiments.config_task import config_task, typed_dataset
 from noisewise.experiments.feature_records import map_dataset
 from noisewise.federation.attacks import Attack
 from noisewise.federation.clients import Client, make_clients
@@ -37,14 +40,18 @@ from noisewise.worker_processes import available_cores
 __all__ = ["make_population", "read_dataset", "split_records", "training_dataset"]
 
 CSV = "csv"  # data.name of a folder with one CSV file for each client
+FILES = "files"  # data.name of a folder with one file of any kind for each client
 
 
-def read_dataset(data: DataConfig, columns: Mapping[str, Any] | None = None) -> Dataset:
-    """Read a dataset by name, or call an own function ``"package.module:function"``.
+def read_dataset(
+    data: DataConfig, columns: Mapping[str, Any] | None = None, *, values: bool = False
+) -> Dataset:
+    """Read a dataset by name, or call your own function ``"package.module:function"``.
 
     Args:
         data: names the dataset.
         columns: the config's ``[columns]``, for a table.
+        values: the targets are not one class for each record.
 
     Raises:
         InvalidValueError: names the invalid field.
@@ -53,20 +60,59 @@ def read_dataset(data: DataConfig, columns: Mapping[str, Any] | None = None) -> 
     if (mean is None) != (std is None):
         raise InvalidValueError("data.mean", mean, f"must be given together with std = {std}")
     scaling = Scaling(tuple(mean), tuple(std)) if mean is not None and std is not None else None
+    if data.images and scaling is None:
+        scaling = IMAGES
     coder = None if columns is None else parse_columns(columns)
-    if data.text_length is not None and (data.name == CSV or ":" in data.name):
+    if data.text_length is not None and (data.name in (CSV, FILES) or ":" in data.name):
         allowed = "is only for the texts of noisewise: data.name = 'spam'"
         raise InvalidValueError("data.text_length", data.text_length, allowed)
+    _check_file_fields(data)
+    target = data.target or "target"
     if data.name == CSV:
         classes = None if data.classes is None else tuple(data.classes)
-        dataset = _read_csv(data.folder, data.target or "target", classes, coder, scaling)
+        dataset = _read_csv(data.folder, target, classes, coder, scaling, values, data.person)
+    elif data.name == FILES:
+        form = data.length, scaling, data.dtype, values
+        dataset = _read_files(data.folder, target, coder, *form, data.person)
     else:
-        for field in ("target", "classes"):
-            if getattr(data, field) is not None:
-                allowed = f"is only for data.name = {CSV!r}"
-                raise InvalidValueError(f"data.{field}", getattr(data, field), allowed)
         dataset = _read(data.name, data.folder, scaling, coder, data.text_length)
-    return dataset if data.limit is None else _thinned(dataset, data.limit)
+    dataset = _declared_form(dataset, scaling if ":" in data.name else None, data.dtype)
+    dataset = dataset if data.limit is None else _thinned(dataset, data.limit)
+    if data.records_per_person is None:
+        return dataset
+    return replace(dataset, train=with_made_up_persons(dataset.train, data.records_per_person))
+
+
+_ONLY_FOR = {
+    "target": (CSV, FILES),
+    "classes": (CSV,),
+    "length": (FILES,),
+    "person": (CSV, FILES),
+}
+
+
+def _check_file_fields(data: DataConfig) -> None:
+    for field, names in _ONLY_FOR.items():
+        value = getattr(data, field)
+        if value is not None and data.name not in names:
+            allowed = f"is only for data.name = {' or '.join(map(repr, names))}"
+            raise InvalidValueError(f"data.{field}", value, allowed)
+
+
+def _declared_form(dataset: Dataset, scaling: Scaling | None, dtype: str | None) -> Dataset:
+    """The dataset with the scaling and the type that the config declares for own inputs."""
+
+    def declared(examples: Examples) -> Examples:
+        if scaling is not None:
+            return replace(examples, scaling=scaling)
+        if dtype is None or examples.scaling is not None:
+            return examples
+        return replace(examples, inputs=map_arrays(lambda a: a.astype(np.float32), examples.inputs))
+
+    if scaling is None and dtype is None:
+        return dataset
+    test = None if dataset.test is None else declared(dataset.test)
+    return replace(dataset, train=declared(dataset.train), test=test)
 
 
 def _thinned(dataset: Dataset, limit: int) -> Dataset:
@@ -94,11 +140,47 @@ def _read_csv(
     classes: tuple[str, ...] | None,
     coder: ColumnCoder | None,
     scaling: Scaling | None,
+    values: bool,
+    person: str | None,
 ) -> Dataset:
     """Cached, since all runs of a comparison use the same dataset."""
     if folder is None:
         raise InvalidValueError("data.folder", None, f"is required by data.name = {CSV!r}")
-    return dataset_from_csv(folder, target=target, classes=classes, columns=coder, scaling=scaling)
+    return dataset_from_csv(
+        folder,
+        target=target,
+        classes=classes,
+        columns=coder,
+        scaling=scaling,
+        values=values,
+        person=person,
+    )
+
+
+@functools.lru_cache(maxsize=2)
+def _read_files(
+    folder: str | None,
+    target: str,
+    coder: ColumnCoder | None,
+    length: int | None,
+    scaling: Scaling | None,
+    dtype: str | None,
+    values: bool,
+    person: str | None,
+) -> Dataset:
+    """Cached, since all runs of a comparison use the same dataset."""
+    if folder is None:
+        raise InvalidValueError("data.folder", None, f"is required by data.name = {FILES!r}")
+    return dataset_from_files(
+        folder,
+        target=target,
+        columns=coder,
+        length=length,
+        scaling=scaling,
+        dtype=dtype,
+        values=values,
+        person=person,
+    )
 
 
 @functools.lru_cache(maxsize=2)
@@ -122,13 +204,13 @@ def _read(
             )
     if coder is not None:
         raise InvalidValueError("columns", coder.names, f"cannot be used: {name} is not a table")
-    own = load_object(name, "data.name")
+    loaded = load_object(name, "data.name")
     try:
-        inspect.signature(own).bind() if callable(own) else None
+        inspect.signature(loaded).bind() if callable(loaded) else None
     except TypeError as error:
         allowed = f"must be a function without arguments that returns a noisewise Dataset ({error})"
         raise InvalidValueError("data.name", name, allowed) from error
-    dataset = own() if callable(own) else own
+    dataset = loaded() if callable(loaded) else loaded
     if not isinstance(dataset, Dataset):
         raise InvalidValueError("data.name", name, "must return a noisewise Dataset")
     return dataset
@@ -142,24 +224,32 @@ def training_dataset(config: ExperimentConfig) -> Dataset:
     Raises:
         InvalidValueError: names the invalid field, or the record without finite features.
     """
-    dataset, wanted = read_dataset(config.data, config.columns), config.features
-    if wanted is None:
-        return dataset
-    columns = json.dumps(config.columns)
-    return _mapped(config.data.model_dump_json(), columns, wanted.model_dump_json())
+    task, features = config_task(config), config.features
+    values = not task.one_class
+    if features is None:
+        dataset = read_dataset(config.data, config.columns, values=values)
+    else:
+        columns = json.dumps(config.columns)
+        dataset = _mapped(
+            config.data.model_dump_json(), columns, features.model_dump_json(), values
+        )
+    return typed_dataset(dataset, task)
 
 
 @functools.lru_cache(maxsize=1)
-def _mapped(data: str, columns: str, wanted: str) -> Dataset:
+def _mapped(data: str, columns: str, features_json: str, values: bool) -> Dataset:
     """Cached, since all runs of a comparison use the same features. The configs come as JSON."""
-    dataset = read_dataset(DataConfig.model_validate_json(data), json.loads(columns))
-    table = FeaturesConfig.model_validate_json(wanted)
+    part = DataConfig.model_validate_json(data)
+    dataset = read_dataset(part, json.loads(columns), values=values)
+    table = FeaturesConfig.model_validate_json(features_json)
     features = make_features(
         table.name,
-        dataset.train.inputs.shape[1:],
+        dataset.train.input_shape,
         options=table.options,
         weights=table.weights,
         sha256=table.sha256,
+        mean=table.mean,
+        std=table.std,
         normalise=table.normalise,
     )
     with progress_bar() as progress:
@@ -204,6 +294,10 @@ def make_population(
     """
     records = split_records(config, seed) if records is None else records
     n, population = len(records), config.population
+    if population.unit == "person" and any(part.train.persons is None for part in records):
+        allowed = "requires data.person, data.records_per_person or a Dataset with persons"
+        raise InvalidValueError("population.unit", population.unit, allowed)
+    sizes = [count_units(part.train, population.unit) for part in records]
     epsilons: Any = population.epsilon
     batch_sizes: Any = population.batch_size
     if isinstance(epsilons, str):
@@ -214,7 +308,7 @@ def make_population(
         )
     if population.batch_share is not None:
         share = population.batch_share
-        batch_sizes = [max(1, round(share * len(part.train))) for part in records]
+        batch_sizes = [max(1, round(share * size)) for size in sizes]
     elif batch_sizes == "mixed":
         batch_sizes = (
             authors_population("Dist1", n).batch_sizes
@@ -229,7 +323,6 @@ def make_population(
         if not isinstance(epsilons, Sequence):
             allowed = "needs one epsilon for each client: a list or a distribution"
             raise InvalidValueError("population.order", population.order, allowed)
-        sizes = [len(part.train) for part in records]
         epsilons = order_epsilons(epsilons, sizes, population.order)
     specs = make_specs(
         records,
@@ -237,6 +330,8 @@ def make_population(
         batch_sizes=batch_sizes,
         delta=population.delta,
         local_epochs=population.local_epochs,
+        unit=population.unit,
+        max_records=population.max_records,
     )
     return make_clients(specs, records, _reported_epsilons(config, specs))
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, cast
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from noisewise.aggregation.auto_steps import AUTO, AutoSteps, auto_local_rate
 from noisewise.aggregation.guard import Guard
@@ -20,23 +17,28 @@ from noisewise.checks import non_negative_int
 from noisewise.data.specs import ClientSpec
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.config import ConfigSource, ExperimentConfig, MethodConfig, as_config
+from noisewise.experiments.config_task import config_task
 from noisewise.experiments.population import make_population, training_dataset
 from noisewise.experiments.tracking import check_tracking
+from noisewise.experiments.training_options import (
+    load_stop_when,
+    local_optimiser,
+    with_training_options,
+)
 from noisewise.federation.attacks import Attack
-from noisewise.federation.clients import Client, to_tensors
+from noisewise.federation.clients import Client
+from noisewise.federation.part_checks import Names, check_parts
 from noisewise.federation.prepared import Prepared
 from noisewise.federation.settings import TrainingSettings
-from noisewise.plugins import load_object
 from noisewise.privacy.plan import LocalPlan, make_plan
 from noisewise.report.population_report import ClientRow
 from noisewise.training.models import make_model
-from noisewise.training.parameters import ParameterLayout, check_model
+from noisewise.training.parameters import ParameterLayout
+from noisewise.training.tasks import Task
 
 __all__ = [
     "SeedSetup", "describe_population", "find_method", "prepare", "prepare_seed", "under_policy",
 ]  # fmt: skip
-
-TensorFunction = Callable[..., Tensor]
 
 
 def prepare(
@@ -61,19 +63,37 @@ def prepare(
     Raises:
         InvalidValueError: names the first invalid field, its value and what is allowed.
         NoisewiseError: a budget that no accountant can keep, a missing library or dataset.
+
+    Example:
+        >>> content = {
+        ...     "data": {"name": "digits", "clients": 2},
+        ...     "population": {"epsilon": 8.0, "batch_size": 64, "delta": 1e-3},
+        ...     "model": {"name": "softmax"},
+        ...     "training": {"rounds": 1, "learning_rate": 0.5, "clip_norm": 1.0},
+        ... }
+        >>> prepared = prepare(content, "DPFedAvg", seed=1)
+        >>> prepared.method.name, [plan.rounds for plan in prepared.plans]
+        ('DPFedAvg', [1, 1])
     """
     config = as_config(config)
-    wanted = find_method(config, method)
+    method_config = find_method(config, method)
     setup = prepare_seed(config, config.seed if seed is None else seed, setup)
-    made = replace(make_method(wanted.name, wanted.options), name=wanted.label)
-    plans, model = _make_plans(config, setup.clients, made), setup.new_model()
+    built = replace(
+        make_method(method_config.name, method_config.options), name=method_config.label
+    )
+    plans, model = _make_plans(config, setup.clients, built), setup.new_model()
     size = ParameterLayout.of(model).size
-    rate = config.training.learning_rate if wanted.learning_rate is None else wanted.learning_rate
+    rate = (
+        config.training.learning_rate
+        if method_config.learning_rate is None
+        else method_config.learning_rate
+    )
     if rate == AUTO:
         _check_unit_features(config)
-        made, rate = replace(made, auto=AutoSteps(config.training.rounds)), auto_local_rate(plans)
+        built, rate = replace(built, auto=AutoSteps(config.training.rounds)), auto_local_rate(plans)
     settings = replace(setup.settings, learning_rate=rate)
-    guarded, floor = under_policy(config, made, plans, size, settings.learning_rate)
+    built = with_training_options(config, built)
+    guarded, floor = under_policy(config, built, plans, size, settings.learning_rate)
     return Prepared(
         setup.clients,
         plans,
@@ -81,11 +101,11 @@ def prepare(
         model,
         settings,
         seed=setup.seed,
-        loss=setup.loss,
-        metric=setup.metric,
+        task=setup.task,
         reference_plans=_make_plans(config, setup.clients, make_method("DPFedAvg")),
         attacks=[Attack(a.kind, tuple(a.clients), a.strength) for a in config.attacks],
         noise_floor=floor,
+        stop_when=load_stop_when(config),
     )
 
 
@@ -97,7 +117,8 @@ def find_method(config: ExperimentConfig, method: str | MethodConfig | None = No
         return method
     listed = config.compare.methods or ()
     described = (MethodConfig(name=m) if isinstance(m, str) else m for m in listed)
-    return next((m for m in described if m.name == method), MethodConfig(name=method))
+    undescribed = MethodConfig(name=method)
+    return next((m for m in described if m.name == undescribed.name), undescribed)
 
 
 @dataclass(frozen=True)
@@ -110,8 +131,7 @@ class SeedSetup:
         clients: settings and records.
         new_model: makes a model with the initial parameters of the seed.
         settings: rounds and the like; `prepare` sets the learning rate.
-        loss: mean loss of a batch.
-        metric: score of each record.
+        task: loss and metrics, with the number of classes.
     """
 
     config: ExperimentConfig
@@ -119,8 +139,7 @@ class SeedSetup:
     clients: tuple[Client, ...]
     new_model: Callable[[], nn.Module]
     settings: TrainingSettings
-    loss: TensorFunction
-    metric: TensorFunction
+    task: Task
 
 
 def prepare_seed(config: ExperimentConfig, seed: int, last: SeedSetup | None = None) -> SeedSetup:
@@ -146,19 +165,33 @@ def prepare_seed(config: ExperimentConfig, seed: int, last: SeedSetup | None = N
         records = [client.data for client in last.clients]
     clients = make_population(config, seed, records)
     dataset, model, training = training_dataset(config), config.model, config.training
-    shape, n_classes = dataset.train.inputs.shape[1:], dataset.n_classes
-    names = [each.name for each in fields(TrainingSettings) if each.name != "learning_rate"]
+    task = config_task(config)
+    if task.classes is None and task.targets in ("class", "any"):
+        task = replace(task, classes=dataset.n_classes)
+    n_outputs = task.outputs(dataset.train.targets.shape[1:])
+    separate = ("learning_rate", "local_optimiser")
+    names = [each.name for each in fields(TrainingSettings) if each.name not in separate]
     setup = SeedSetup(
         config,
         seed,
         clients,
-        functools.partial(make_model, model.name, shape, n_classes, seed, **model.options),
+        functools.partial(
+            make_model, model.name, dataset.train.input_shape, n_outputs, seed, **model.options
+        ),
         # `prepare` sets the learning rate, which a method may override.
-        TrainingSettings(learning_rate=1.0, **{name: getattr(training, name) for name in names}),
-        _load_function(training.loss, "training.loss"),
-        _load_function(training.metric, "training.metric"),
+        TrainingSettings(
+            learning_rate=1.0,
+            local_optimiser=local_optimiser(config),
+            **{name: getattr(training, name) for name in names},
+        ),
+        task,
     )
-    _check_own_parts(setup)
+    parts = Names(
+        ("model.name", model.name),
+        ("training.loss", training.loss or f"that of {task.name}"),
+        ("training.metric", training.metric) if training.metric else ("task.metrics", "the metric"),
+    )
+    check_parts(task, setup.new_model(), clients, names=parts)
     return setup
 
 
@@ -175,13 +208,6 @@ def _same_records(one: ExperimentConfig, other: ExperimentConfig) -> bool:
     )
 
 
-def _load_function(spec: str, field: str) -> TensorFunction:
-    function = load_object(spec, field)
-    if not callable(function):
-        raise InvalidValueError(field, spec, "must be a function")
-    return cast(TensorFunction, function)
-
-
 def _make_plans(
     config: ExperimentConfig, clients: Sequence[Client], method: Method
 ) -> tuple[LocalPlan, ...]:
@@ -193,6 +219,7 @@ def _make_plans(
         rounds=config.training.rounds if planned is None else planned,
         clip_norm=config.training.clip_norm,
         accountant=config.training.accountant,
+        clip_rule=config.training.clip,
     )
 
 
@@ -226,62 +253,27 @@ def under_policy(
             for i, p in enumerate(policy.permitted)
         ]  # fmt: skip
     method = method.with_server_steps(permitted)
-    floor = noise_floor(permitted, size, rate, normalised=method.normalise)
+    optimiser = local_optimiser(config)
+    if optimiser.noise_steps(1) is None:
+        if policy.tolerated_attackers:
+            allowed = "cannot be combined with policy.tolerated_attackers: its noise has no floor"
+            raise InvalidValueError("training.local_optimiser", optimiser.name, allowed)
+        return method, None
+    floor = noise_floor(
+        permitted, size, rate, normalised=method.normalise, noise_steps=optimiser.noise_steps
+    )
     if policy.tolerated_attackers and method.can_be_guarded:
         Guard(floor, policy.tolerated_attackers).check(len(plans))
         method = method.guarded(floor, policy.tolerated_attackers)
     return method, floor
 
 
-def _check_own_parts(setup: SeedSetup) -> None:
-    """Check the model; call model, loss and metric with two records, if one is the user's own.
-
-    Raises:
-        InvalidValueError: names the part that fails or returns another shape.
-        UnsupportedModelError: a layer of the model mixes records.
-    """
-    config, model = setup.config, setup.new_model()
-    check_model(model)
-    names = {
-        "model.name": config.model.name,
-        "training.loss": config.training.loss,
-        "training.metric": config.training.metric,
-    }
-    if not any(map(_is_own, names.values())):
-        return
-    examples = setup.clients[0].data.train
-    batch = to_tensors(examples.take(np.arange(min(2, len(examples)))))
-    inputs, targets = batch.inputs, batch.targets
-
-    def call(field: str, part: Callable[..., Any], task: str, *arguments: Any) -> Any:
-        try:
-            return part(*arguments)
-        except Exception as error:
-            raise InvalidValueError(field, names[field], f"must take {task} ({error})") from error
-
-    model.eval()
-    with torch.no_grad():
-        outputs = call("model.name", model, f"inputs of {tuple(inputs.shape)}", inputs)
-        for field, part, count, shape in (
-            ("training.loss", setup.loss, "", ()),
-            ("training.metric", setup.metric, " for each record", (len(batch),)),
-        ):
-            task = f"the model's outputs and targets, and return one number{count}"
-            answer = call(field, part, task, outputs, targets)
-            if not isinstance(answer, Tensor) or tuple(answer.shape) != shape:
-                made = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-                allowed = f"must take {task}: shape {shape}, not {made}"
-                raise InvalidValueError(field, names[field], allowed)
-
-
-def _is_own(name: str) -> bool:
-    return ":" in name and not name.startswith(("torch.", "noisewise."))
-
-
 def describe_population(config: ConfigSource) -> tuple[ClientRow, ...]:
     """Each client's settings, with the noise that its budget requires and the oracle's weight."""
     config = as_config(config)
     oracle = MethodConfig(name="Oracle", learning_rate=config.method.learning_rate)
+    if local_optimiser(config).noise_steps(1) is None:  # the table then shows the noise of SGD
+        config = as_config(config, {"training.local_optimiser": None})
     prepared = prepare(config, oracle)
     noise = prepared.true_noise
     weights = inverse_variance_weights(noise).tolist()

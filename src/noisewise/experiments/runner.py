@@ -9,25 +9,33 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from noisewise.aggregation.methods import METHODS, make_method
+from torch import nn
+
+from noisewise.aggregation.base import Disclosure
+from noisewise.aggregation.method_facts import METHODS
+from noisewise.aggregation.methods import make_method
 from noisewise.checks import no_repeats, positive_int
 from noisewise.errors import DiskFullError, InvalidValueError, NoisewiseError
 from noisewise.experiments.config import ConfigSource, ExperimentConfig, MethodConfig, as_config
 from noisewise.experiments.output_folders import check_run_folder, write_config
 from noisewise.experiments.prepare import find_method, prepare
 from noisewise.experiments.tracking import run_name, tracked
-from noisewise.federation.executors import Execution, ExecutorFactory
+from noisewise.experiments.training_options import local_optimiser
+from noisewise.federation.executors import Execution, ExecutorFactory, one_thread
 from noisewise.federation.prepared import Prepared
-from noisewise.federation.results import RoundRecord, RunResult
+from noisewise.federation.results import RunResult
+from noisewise.federation.round_record import RoundRecord
 from noisewise.federation.simulation import simulate
 from noisewise.federation.stopwatch import Stopwatch
+from noisewise.federation.trained_model import ModelStructure
+from noisewise.report.model_card import MODEL_CARD, write_model_card
 from noisewise.storage import disk_full
 from noisewise.worker_processes import follow_parent
 
@@ -95,8 +103,16 @@ def find_methods(
 
 def _permits(config: ExperimentConfig, name: str) -> bool:
     training = config.training
-    shared_only = config.attacks or training.participation != 1 or training.executor == "ray"
-    return not shared_only or make_method(name).shares_model
+    shared_only = (
+        config.attacks
+        or training.participation != 1
+        or training.executor == "ray"
+        or training.stop_when is not None
+    )
+    method = make_method(name)
+    if local_optimiser(config).noise_steps(1) is None:  # no method that needs the true noise
+        return method.shares_model and Disclosure.TRUE_VARIANCE not in method.needs
+    return not shared_only or method.shares_model
 
 
 def comparison_jobs(
@@ -203,7 +219,15 @@ def train(
             prepared, execution=execution, folder=folder, on_round=listen, clock=clock
         )
         listener.end(result)
+    if folder is not None and not _card_is_newer(folder):
+        write_model_card(result, folder, config.model_dump(mode="json"))
     return result
+
+
+def _card_is_newer(folder: Path) -> bool:
+    """Whether the model card was written after the result: a finished run is only read."""
+    card, result = folder / MODEL_CARD, folder / "result.json"
+    return card.exists() and card.stat().st_mtime_ns >= result.stat().st_mtime_ns
 
 
 @dataclass(frozen=True)
@@ -273,7 +297,9 @@ def _attempt(
         if isinstance(prepared, Exception):
             raise prepared
         path = None if folder is None else job.folder_in(folder)
-        return train(config, prepared, path, execution=execution, on_round=on_round)
+        result = train(config, prepared, path, execution=execution, on_round=on_round)
+        # The results of a comparison do not hold models in memory that are in its folder.
+        return result if path is None else result.with_model_in(path, prepared.model)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         if not isinstance(error, NoisewiseError):  # in the user's own code, or a bug of ours
@@ -304,6 +330,7 @@ def _side_by_side(
     context: Any = multiprocessing.get_context("fork" if "fork" in methods else "spawn")
     outcomes: dict[int, Outcome] = {}
     running: dict[Connection, tuple[int, BaseProcess]] = {}
+    models: dict[int, nn.Module] = {}
 
     def collect() -> None:
         """Wait for messages and read them: records of rounds, and each run's outcome."""
@@ -319,7 +346,7 @@ def _side_by_side(
             if isinstance(message, RoundRecord):
                 on_round(jobs[number], message)
                 continue
-            outcomes[number] = message
+            outcomes[number] = _with_structure(message, models.get(number))
             del running[receiver]
             process.join()
             _stop_if_disk_full(message)
@@ -329,6 +356,8 @@ def _side_by_side(
             while len(running) == workers:
                 collect()
             receiver, sender = context.Pipe(duplex=False)
+            if isinstance(ready, Prepared):
+                models[number] = ready.model
             attempt = functools.partial(_attempt, config, job, ready, folder, Execution())
             process = context.Process(target=_train_in_process, args=(sender, attempt))
             process.start()
@@ -343,10 +372,21 @@ def _side_by_side(
     return [outcomes[number] for number in range(len(jobs))]
 
 
+def _with_structure(outcome: Outcome, model: nn.Module | None) -> Outcome:
+    """The outcome of another process, which sends parameters but no model, with its model."""
+    if isinstance(outcome, Failure) or outcome.trained is None or model is None:
+        return outcome
+    return replace(outcome, trained=replace(outcome.trained, structure=ModelStructure.of(model)))
+
+
 def _train_in_process(
     sender: Connection, attempt: Callable[[Callable[[RoundRecord], None]], Outcome]
 ) -> None:
-    """Train one run in a process of its own and send the records of its rounds and its outcome."""
+    """Train one run in a process of its own and send the records of its rounds and its outcome.
+
+    All of it runs on one thread: OpenMP's threads of the parent do not exist after a fork, and a
+    parallel operation would wait for them for ever.
+    """
     follow_parent()
     sys.stderr = sys.__stderr__  # the parent's display may have held a lock on the other one
     messages: SimpleQueue[RoundRecord | Outcome] = SimpleQueue()
@@ -360,5 +400,6 @@ def _train_in_process(
 
     thread = threading.Thread(target=send, daemon=True)
     thread.start()
-    messages.put(attempt(messages.put))
+    with one_thread():
+        messages.put(attempt(messages.put))
     thread.join()

@@ -8,13 +8,16 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from noisewise.errors import InvalidValueError
 from noisewise.experiments.config import ConfigSource, ExperimentConfig, MethodConfig, as_config
 from noisewise.experiments.runner import Job, comparison_jobs
+from noisewise.federation.planned_runs import PlannedRun
 from noisewise.report.run_sets import settings_text
 
-__all__ = ["SweepPoint", "sweep_points"]
+__all__ = ["SweepPoint", "planned_runs", "sweep_points", "sweep_runs"]
 
 _LONGEST_NAME = 80
 
@@ -74,5 +77,48 @@ def sweep_points(
     for combination in itertools.product(*values.values()):
         settings = dict(zip(values, combination, strict=True))
         swept = as_config(config, {**(overrides or {}), **settings})
-        points.append(SweepPoint(settings, swept, comparison_jobs(swept, methods, seeds)))
+        jobs = comparison_jobs(swept, methods, seeds)
+        _check_that_it_matters(settings, jobs)
+        points.append(SweepPoint(settings, swept, jobs))
     return tuple(points)
+
+
+def _check_that_it_matters(settings: Mapping[str, Any], jobs: Sequence[Job]) -> None:
+    """Refuse a swept learning rate that methods override, since their runs would be the same."""
+    rate = "training.learning_rate"
+    pinned = dict.fromkeys(job.label for job in jobs if job.method.learning_rate is not None)
+    if rate in settings and pinned:
+        allowed = (
+            f"would change nothing for {', '.join(pinned)}, which have a learning_rate of their "
+            "own: remove it from compare.methods or method, or leave these methods out"
+        )
+        raise InvalidValueError(f"sweep: {rate}", settings[rate], allowed)
+
+
+def planned_runs(
+    config: ExperimentConfig, jobs: Sequence[Job], comparison: Path, base: Path
+) -> list[PlannedRun]:
+    """The runs of a comparison, for `noisewise watch`.
+
+    Args:
+        config: of all runs.
+        jobs: of the comparison.
+        comparison: its folder.
+        base: the folder to which the runs' folders are relative.
+    """
+    rounds = config.training.rounds
+    return [
+        PlannedRun(
+            job.folder_in(comparison).relative_to(base).as_posix(), job.label, job.seed, rounds
+        )
+        for job in jobs
+    ]
+
+
+def sweep_runs(points: Sequence[SweepPoint], folder: Path) -> list[PlannedRun]:
+    """The runs of all comparisons of a sweep in its folder."""
+    return [
+        run
+        for point in points
+        for run in planned_runs(point.config, point.jobs, folder / point.folder_name, folder)
+    ]

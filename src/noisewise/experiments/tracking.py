@@ -6,7 +6,6 @@ import hashlib
 import importlib
 import importlib.util
 import logging
-import math
 import os
 import re
 import time
@@ -15,20 +14,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from noisewise.errors import MissingExtraError
 from noisewise.experiments.config import ExperimentConfig
-from noisewise.federation.results import RoundRecord, RunResult
+from noisewise.federation.results import RunResult
+from noisewise.federation.round_record import RoundRecord
+from noisewise.federation.round_table import round_metrics
 from noisewise.storage import file_lock
 
-__all__ = ["ROUND_METRICS", "Tracked", "check_tracking", "round_metrics", "run_name", "tracked"]
-
-ROUND_METRICS = (
-    "accuracy", "accuracy_spread", "accuracy_worst_client", "train_loss", "noise_ratio",
-    "aggregate_noise", "largest_epsilon", "largest_weight",
-)  # fmt: skip
-"""The names of the metrics of a round."""
+__all__ = ["Tracked", "check_tracking", "run_name", "tracked"]
 
 _LIBRARIES = {"tensorboard": ("TensorBoard", "tensorboard"), "mlflow": ("MLflow", "mlflow")}
 _EXPERIMENT = "noisewise"
@@ -56,24 +49,6 @@ def check_tracking(config: ExperimentConfig) -> None:
     for field, (name, module) in _LIBRARIES.items():
         if getattr(config.track, field) and importlib.util.find_spec(module) is None:
             raise MissingExtraError(f"track.{field} needs {name}: pip install 'noisewise[track]'")
-
-
-def round_metrics(record: RoundRecord) -> dict[str, float]:
-    """The metrics of a round (`ROUND_METRICS`) that are finite numbers, by name."""
-    spent = [value for value in record.epsilon_spent.values() if value is not None]
-    accuracy = [] if record.accuracy is None else list(record.accuracy.values())
-    values = (
-        record.mean_accuracy,
-        float(np.std(accuracy)) if accuracy else math.nan,
-        min(accuracy, default=math.nan),
-        record.mean_train_loss,
-        record.noise_ratio,
-        math.nan if record.aggregate_noise is None else record.aggregate_noise,
-        max(spent, default=math.nan),
-        max(record.weights.values(), default=math.nan),
-    )
-    named = zip(ROUND_METRICS, values, strict=True)
-    return {name: float(value) for name, value in named if math.isfinite(value)}
 
 
 def run_name(folder: Path | None, fallback: str) -> str:

@@ -4,7 +4,8 @@ from noisewise.federation.attacks import ATTACKS, Attack
 from noisewise.federation.clients import Client, make_clients
 from noisewise.federation.executors import Execution
 from noisewise.federation.prepared import Prepared
-from noisewise.federation.results import RoundRecord, RunResult, load_result, load_run
+from noisewise.federation.results import RunResult, load_result, load_run
+from noisewise.federation.round_record import RoundRecord
 from noisewise.federation.settings import TrainingSettings
 from noisewise.federation.simulation import simulate
 

@@ -10,9 +10,10 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from noisewise.checks import positive_number
+from noisewise.checks import known_name, positive_number
 from noisewise.errors import InvalidValueError
 from noisewise.randomness import keyed_generator
+from noisewise.text import short_repr
 
 __all__ = ["ATTACKS", "Attack", "AttackKind", "attacked", "check_attacks"]
 
@@ -91,7 +92,7 @@ ATTACKS: Mapping[str, AttackKind] = MappingProxyType(
 """All attacks by name."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Attack:
     """Clients of a federation that attack in the same way.
 
@@ -109,9 +110,12 @@ class Attack:
     clients: tuple[str, ...]
     strength: float | None = None
 
+    def __repr__(self) -> str:
+        """Its kind, strength and clients."""
+        return short_repr(self, kind=self.kind, strength=self.strength, clients=self.clients)
+
     def __post_init__(self) -> None:
-        if self.kind not in ATTACKS:
-            raise InvalidValueError("attacks.kind", self.kind, f"must be one of {list(ATTACKS)}")
+        object.__setattr__(self, "kind", known_name("attacks.kind", self.kind, ATTACKS))
         if not self.clients or len(set(self.clients)) != len(self.clients):
             raise InvalidValueError(
                 "attacks.clients", self.clients, "must be at least one id, each once"

@@ -2,14 +2,15 @@
 
 Each run is a small deployment: a ledger with just enough budget, an instruction, a reservation,
 local DP-SGD with the operating system's randomness, a sealed reply. The scores are computed from
-the bytes of that reply, which is all that a server receives.
+the bytes of that reply, which is all that a server receives. A canary is a record or, if the
+audited budget protects persons, a person with several records.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from safetensors.torch import save as encode
 from torch import Tensor, nn
 
 from noisewise.checks import fraction, positive_int, positive_number
+from noisewise.data.specs import Unit, check_unit_name
 from noisewise.errors import BudgetSpentError, InvalidValueError, LedgerError
 from noisewise.privacy.accounting import DEFAULT_ACCOUNTANT, epsilon_of
 from noisewise.privacy.audit_bound import AuditBound, audit_bound
@@ -29,6 +31,7 @@ from noisewise.privacy.ledger import Ledger, SealedReply, instruction_hash
 from noisewise.privacy.plan import LocalPlan
 from noisewise.randomness import SecureRandom
 from noisewise.training.local import LocalUpdate, TensorData, local_update
+from noisewise.training.persons import Persons
 
 __all__ = ["AuditResult", "Canaries", "Update", "make_canaries", "run_audit"]
 
@@ -127,6 +130,8 @@ class AuditResult:
         present: scores of canaries that were trained on.
         absent: scores of those that were not.
         accountant: of the claim.
+        unit: what the claim protects, a record or a person; a canary is one of them.
+        records_per_person: records of a canary; 1 for the unit "record".
     """
 
     claimed: float
@@ -137,6 +142,8 @@ class AuditResult:
     present: tuple[float, ...]
     absent: tuple[float, ...]
     accountant: str
+    unit: Unit = "record"
+    records_per_person: int = 1
 
     @property
     def violated(self) -> bool:
@@ -158,18 +165,25 @@ def run_audit(
     delta: float = 1e-5,
     clip_norm: float = 1.0,
     accountant: str = DEFAULT_ACCOUNTANT,
+    unit: Unit = "record",
+    records_per_person: int = 3,
     update: Update = local_update,
     folder: Path | None = None,
 ) -> AuditResult:
     """Audit the path from plan to reply: q = 1, one step, each canary present with probability 1/2.
 
+    With persons, a canary is a person with ``records_per_person`` records, each with the gradient
+    of the canary, of which a step uses all but one (if there are several).
+
     Args:
         runs: independent runs, each with a ledger of its own.
-        canaries: records of a run.
+        canaries: records of a run, or persons.
         noise_multiplier: z of the plan.
         delta: of the claim.
         clip_norm: c of the plan.
         accountant: of the claim.
+        unit: what the audited budget protects, "record" or "person".
+        records_per_person: records of each person; only for the unit "person".
         update: trains one round; a deployed client uses `local_update`.
         folder: where the ledgers are kept; a temporary folder by default.
 
@@ -181,16 +195,20 @@ def run_audit(
     positive_number("noise_multiplier", noise_multiplier)
     positive_number("clip_norm", clip_norm)
     fraction("delta", delta, one_allowed=False)
+    check_unit_name(unit)
+    copies = positive_int("records_per_person", records_per_person) if unit == "person" else 1
     budget = PrivacyBudget(epsilon_of(1.0, noise_multiplier, 1, delta, accountant), delta)
     plan = LocalPlan(1.0, canaries, 1, clip_norm, noise_multiplier, 1, accountant, budget)
+    if unit == "person":
+        plan = replace(plan, unit=unit, max_records=max(1, copies - 1))
     canary_set = make_canaries(canaries, clip_norm)
     present, absent, claimed = [], [], 0.0
     with tempfile.TemporaryDirectory() as temporary:
         for number in range(runs):
             path = (folder or Path(temporary)) / f"audit-{number + 1}.ledger"
-            Ledger.create(path, budget, _DATASET, accountant)
+            Ledger.create(path, budget, _DATASET, accountant, unit=unit)
             chosen = SecureRandom().poisson_sample(0, canaries, 0.5)
-            scores, spent = _one_run(path, canary_set, chosen, plan, update)
+            scores, spent = _one_run(path, canary_set, np.tile(chosen, copies), plan, update)
             is_present = np.zeros(canaries, dtype=bool)
             is_present[chosen] = True
             present.append(scores[is_present])
@@ -208,19 +226,25 @@ def run_audit(
         present=tuple(present_scores.tolist()),
         absent=tuple(absent_scores.tolist()),
         accountant=accountant,
+        unit=unit,
+        records_per_person=copies,
     )
 
 
 def _one_run(
     path: Path, canaries: Canaries, chosen: NDArray[np.int64], plan: LocalPlan, update: Update
 ) -> tuple[NDArray[np.float64], float]:
-    """One round of a deployed client: the scores from its stored reply, and epsilon spent."""
+    """One round of a deployed client: the scores from its stored reply, and epsilon spent.
+
+    A canary that is chosen several times is a person with as many records.
+    """
     assert plan.budget is not None
     assert plan.clip_norm is not None
     index = torch.from_numpy(chosen)
-    data = TensorData(canaries.data.inputs[index], canaries.data.targets[index])
+    persons = Persons.of(chosen) if plan.unit == "person" else None
+    data = TensorData(canaries.data.tensor[index], canaries.data.targets[index], persons)
     instruction = instruction_hash(b"audit", encode({"theta": canaries.theta}))
-    with Ledger.open(path, dataset_id=_DATASET, budget=plan.budget) as ledger:
+    with Ledger.open(path, dataset_id=_DATASET, budget=plan.budget, unit=plan.unit) as ledger:
         granted = ledger.reserve(instruction, plan)
         if isinstance(granted, SealedReply):
             raise LedgerError(f"{path}: a new ledger already has a reply")

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -28,12 +29,16 @@ from torch import Tensor
 
 from noisewise.aggregation.base import State
 from noisewise.errors import InvalidValueError
-from noisewise.federation.results import RoundRecord, RunResult, load_result, read_record
-from noisewise.storage import sole_lock, to_json, write_atomic, writing
+from noisewise.federation.results import RunResult, load_result
+from noisewise.federation.round_record import RoundRecord, read_record
+from noisewise.federation.round_times import TIMES_FILE, RoundTime, append_time
+from noisewise.federation.trained_model import MODEL_FILE, TrainedModel
+from noisewise.storage import lock_is_held, sole_lock, to_json, write_atomic, writing
 
-__all__ = ["RunFolder", "Snapshot", "alone_in"]
+__all__ = ["RunFolder", "Snapshot", "alone_in", "is_training"]
 
 _MAGIC = b"noisewise checkpoint 1\n"
+_LOCK = ".training.lock"
 _KEPT = 2  # checkpoints of a run; older ones are deleted
 _PATIENCE = 5.0  # seconds to wait for the lock; workers of a killed comparison end within one
 _log = logging.getLogger(__name__)
@@ -86,7 +91,7 @@ def alone_in(folder: Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    lock = folder / ".training.lock"
+    lock = folder / _LOCK
     with ExitStack() as held:
         try:
             with writing(lock):
@@ -102,6 +107,14 @@ def alone_in(folder: Path | None) -> Iterator[None]:
         yield
 
 
+def is_training(folder: Path) -> bool | None:
+    """Whether another process trains the run in a folder now; None if the system cannot detect it.
+
+    It only asks: no lock is taken, so a run that starts at this moment is not disturbed.
+    """
+    return lock_is_held(folder / _LOCK)
+
+
 @dataclass
 class RunFolder:
     """The files of one run: checkpoints, records, result.
@@ -109,12 +122,15 @@ class RunFolder:
     Args:
         path: folder of the run.
         fingerprint: of everything that decides the result; the folder of another run is refused.
+        older: the fingerprint that earlier versions wrote for the same run; it is accepted too.
     """
 
     path: Path
     fingerprint: str
+    older: str | None = None
     _length: int = field(default=0, init=False)
     _digest: Any = field(default_factory=hashlib.sha256, init=False)
+    _began: float = field(default_factory=time.time, init=False)
 
     @property
     def records_file(self) -> Path:
@@ -135,22 +151,17 @@ class RunFolder:
         """Write the summary before the first round."""
         write_atomic(self.start_file, (to_json(summary, indent=1) + "\n").encode())
 
-    @property
-    def model_file(self) -> Path:
-        """The trained parameters, written when the run has ended."""
-        return self.path / "model.safetensors"
-
-    def finish(self, summary: Mapping[str, Any], theta: Tensor | None) -> None:
-        """Write the parameters, then the summary, whose presence marks the run as ended.
+    def finish(self, summary: Mapping[str, Any], trained: TrainedModel | None) -> None:
+        """Write the model, then the summary, whose presence marks the run as ended.
 
         Args:
             summary: of the run.
-            theta: [p] trained parameters; None if no round changed the model.
+            trained: the trained model; None if no round changed the model.
         """
-        if theta is None:
-            self.model_file.unlink(missing_ok=True)
+        if trained is None:
+            (self.path / MODEL_FILE).unlink(missing_ok=True)
         else:
-            write_atomic(self.model_file, save_tensors({"theta": theta.cpu().contiguous()}))
+            trained.write(self.path)
         self.records_file.touch()  # a run may end before its first round
         content = {**summary, "fingerprint": self.fingerprint}
         write_atomic(self.result_file, (to_json(content, indent=1) + "\n").encode())
@@ -175,11 +186,11 @@ class RunFolder:
             return None
 
     def _check(self, fingerprint: object) -> None:
-        if fingerprint != self.fingerprint:
+        if fingerprint is None or fingerprint not in (self.fingerprint, self.older):
             raise InvalidValueError(
                 "output",
                 str(self.path),
-                "holds a run with other settings, or with code of yours that has changed since; "
+                "contains a run with other settings or with an earlier version of your own code; "
                 "choose another folder (--output) or remove it",
             )
 
@@ -196,7 +207,7 @@ class RunFolder:
             old.unlink(missing_ok=True)
 
     def append(self, record: RoundRecord) -> None:
-        """Append a round's record without a checkpoint.
+        """Append a round's record and its time without a checkpoint.
 
         Raises:
             InvalidValueError: records that were written are missing.
@@ -207,6 +218,9 @@ class RunFolder:
             self._append(line)
         self._length += len(line)
         self._digest.update(line)
+        ended = time.time()
+        append_time(self.path, RoundTime(record.round, self._began, ended))
+        self._began = ended
 
     def _append(self, line: bytes) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -250,6 +264,7 @@ class RunFolder:
         for file in reversed(self._checkpoints()):  # a crash in between leaves an older valid one
             file.unlink()
         self.records_file.unlink(missing_ok=True)
+        (self.path / TIMES_FILE).unlink(missing_ok=True)
         self._length, self._digest = 0, hashlib.sha256()
 
     def _file(self, number: int) -> Path:
@@ -320,4 +335,7 @@ def _metadata(payload: bytes) -> dict[str, str]:
 
 
 def _fields(record: RoundRecord) -> dict[str, Any]:
-    return dict(vars(record))
+    fields = dict(vars(record))
+    if not record.drop_kinds:
+        del fields["drop_kinds"]
+    return fields

@@ -13,16 +13,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from noisewise.checks import positive_number
-from noisewise.data.datasets import Examples
+from noisewise.data.examples import Arrays, Examples, count_units
 from noisewise.data.partition import ClientData
 from noisewise.data.specs import ClientSpec
 from noisewise.errors import InvalidValueError
+from noisewise.text import short_repr
+from noisewise.training.inputs import Inputs
 from noisewise.training.local import TensorData
+from noisewise.training.persons import Persons
 
 __all__ = ["Client", "make_clients", "to_tensors"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Client:
     """One client of a simulation.
 
@@ -33,20 +36,30 @@ class Client:
             the true value. Training and accounting never read it.
 
     Raises:
-        InvalidValueError: the number of training records is not that of the spec, or the reported
-            epsilon is not positive.
+        InvalidValueError: the number of training records (or persons) is not that of the spec, or
+            the reported epsilon is not positive.
     """
 
     spec: ClientSpec
     data: ClientData
     reported_epsilon: float | None = None
 
+    def __repr__(self) -> str:
+        """Its settings and the numbers of its records."""
+        spec = self.spec
+        return short_repr(
+            self, id=spec.id, epsilon=spec.epsilon, delta=spec.delta, batch_size=spec.batch_size,
+            train=len(self.data.train), test=len(self.data.test),
+            reported_epsilon=self.reported_epsilon,
+        )  # fmt: skip
+
     def __post_init__(self) -> None:
-        if len(self.data.train) != self.spec.n_examples:
+        units = count_units(self.data.train, self.spec.unit)
+        if units != self.spec.n_examples:
             raise InvalidValueError(
                 f"client {self.spec.id}: n_examples",
                 self.spec.n_examples,
-                f"must be the number of its training records, {len(self.data.train)}",
+                f"must be the number of its training {self.spec.unit}s, {units}",
             )
         if self.reported_epsilon is not None:
             positive_number(f"client {self.spec.id}: reported_epsilon", self.reported_epsilon)
@@ -72,6 +85,14 @@ def make_clients(
     Raises:
         InvalidValueError: the numbers of specs and records differ, an id occurs twice or is
             unknown.
+
+    Example:
+        >>> from noisewise.data import ClientSpec, load_dataset, split_dataset
+        >>> data = split_dataset(load_dataset("digits"), 2)
+        >>> specs = [ClientSpec(f"site-{k}", len(part.train), 64, 2.0, 1e-5)
+        ...          for k, part in enumerate(data)]
+        >>> [client.spec.id for client in make_clients(specs, data)]
+        ['site-0', 'site-1']
     """
     if len(specs) != len(data):
         raise InvalidValueError(
@@ -91,12 +112,22 @@ def to_tensors(examples: Examples, device: torch.device | str = "cpu") -> Tensor
     """Scaled records as tensors on a device.
 
     On the CPU, float32 inputs that need no scaling are not copied: the tensor shares their memory,
-    possibly a read-only file, and nobody may write to it.
+    possibly a read-only file, and must not be written.
     """
     inputs, targets = examples.inputs, examples.targets
-    if examples.scaling is not None or inputs.dtype != np.float32 or not inputs.flags.c_contiguous:
+    shared = isinstance(inputs, np.ndarray) and inputs.dtype == np.float32
+    if examples.scaling is not None or not shared or not inputs.flags.c_contiguous:  # type: ignore[union-attr]
         inputs, targets = examples.arrays()
-    return TensorData(_tensor(inputs).to(device), _tensor(targets).to(device))
+    persons = None if examples.persons is None else Persons.of(examples.persons)
+    return TensorData(_tensors(inputs, device), _tensor(targets).to(device), persons)
+
+
+def _tensors(inputs: Arrays, device: torch.device | str) -> Inputs:
+    if isinstance(inputs, np.ndarray):
+        return _tensor(inputs).to(device)
+    if isinstance(inputs, Mapping):
+        return {name: _tensor(array).to(device) for name, array in inputs.items()}
+    return tuple(_tensor(array).to(device) for array in inputs)
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:

@@ -1,35 +1,35 @@
-"""`Evaluator`: accuracy of a global model on each client's held-out records, and its train loss."""
+"""`Evaluator`: metrics of a global model on each client's held-out records, and its train loss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from noisewise.data.datasets import Examples
 from noisewise.data.partition import ClientData
 from noisewise.federation.clients import to_tensors
+from noisewise.federation.round_record import RoundRecord
 from noisewise.training.gradients import Loss
+from noisewise.training.inputs import Inputs, call_arguments, output_of, select
 from noisewise.training.local import TensorData
+from noisewise.training.metrics import Metric, accuracy, contributions_of, joined
 from noisewise.training.parameters import ParameterLayout
+from noisewise.training.tasks import Task
 
-__all__ = ["Evaluator", "Metric", "Scores", "accuracy"]
-
-Metric = Callable[[Tensor, Tensor], Tensor]
-"""(outputs [b, ...], targets [b, ...]) -> one score for each record [b]; larger is better."""
+__all__ = ["Evaluator", "Scores", "accuracy", "combined_scores", "with_scores"]
 
 # Larger batches do not fit into the processor's caches: with 1,024 records, the paper's CNN takes
 # twice as long.
 _BATCH = 128
 
+_MOST_CLASSES = 100  # of a confusion matrix in a result
 
-def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 for each record whose largest output is its class, else 0."""
-    return (outputs.argmax(dim=1) == targets).double()
+_Run = Callable[[TensorData], Iterator[tuple[Tensor, Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,67 @@ class Scores:
     """Scores of one global model at one client.
 
     Attributes:
-        accuracy: mean metric of its held-out records; NaN if it has none.
+        metrics: each metric of its held-out records, by name; NaN if it has none.
+        sums: each metric's contributions, added or joined, by name, so that clients combine.
+        records: number of held-out records.
         train_loss: mean loss of its training records, or of a fixed sample of them.
+        confusion: number of held-out records by [class, predicted class], if asked for.
     """
 
-    accuracy: float
+    metrics: Mapping[str, float]
+    sums: Mapping[str, Tensor]
+    records: int
     train_loss: float
+    confusion: Tensor | None = None
+
+    @property
+    def accuracy(self) -> float:
+        """The metric ``accuracy``; NaN if the task has none."""
+        return self.metrics.get("accuracy", float("nan"))
+
+
+def combined_scores(metrics: Sequence[Metric], scores: Sequence[Scores]) -> dict[str, float]:
+    """Each metric over all clients: the mean of their figures, or that of all their records.
+
+    Args:
+        metrics: of the task; `MetricInfo.combine` says how clients combine.
+        scores: of the clients.
+    """
+    combined = {}
+    for metric in metrics:
+        tested = [each for each in scores if each.records]
+        if metric.combine == "clients" or not tested:
+            values = [each.metrics[metric.name] for each in scores]
+            combined[metric.name] = float(np.mean(values))
+        else:
+            total = joined(metric, [each.sums[metric.name] for each in tested])
+            combined[metric.name] = metric.finish(total, sum(each.records for each in tested))
+    return combined
+
+
+def with_scores(record: RoundRecord, task: Task, scores: Mapping[str, Scores]) -> RoundRecord:
+    """The record of a round with the scores of its model at each client.
+
+    Args:
+        record: of the round.
+        task: its metrics.
+        scores: by client id.
+    """
+    by_name = {
+        metric.name: {client: each.metrics[metric.name] for client, each in scores.items()}
+        for metric in task.metrics
+    }
+    pooled = [metric for metric in task.metrics if metric.combine == "records"]
+    counts = [each.confusion for each in scores.values() if each.confusion is not None]
+    has_few_classes = bool(counts) and len(counts[0]) <= _MOST_CLASSES
+    return replace(
+        record,
+        accuracy=by_name.pop("accuracy", None),
+        metrics=by_name or None,
+        overall=combined_scores(pooled, list(scores.values())) if pooled else None,
+        train_loss={client: each.train_loss for client, each in scores.items()},
+        confusion=torch.stack(counts).sum(0).tolist() if has_few_classes else None,
+    )
 
 
 class Evaluator:
@@ -55,7 +110,7 @@ class Evaluator:
     Args:
         model: its structure and buffers are used.
         loss: mean loss of a batch.
-        metric: score of each held-out record.
+        metrics: of the held-out records.
         loss_records: largest number of training records of a client that its train loss is
             computed from; they are spread evenly and the same in every round.
         device: of the tensors, as torch names it.
@@ -65,13 +120,14 @@ class Evaluator:
         self,
         model: nn.Module,
         loss: Loss,
-        metric: Metric,
+        metrics: Sequence[Metric],
         loss_records: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        self._model, self._loss, self._metric, self._device = model, loss, metric, device
+        self._model, self._loss, self._metrics, self._device = model, loss, metrics, device
         self._loss_records = loss_records
         self._layout = ParameterLayout.of(model)
+        self._trained = [p for p in model.parameters() if p.requires_grad]
         self._default_layout = False
 
     def prepare(self, data: ClientData) -> tuple[TensorData, TensorData]:
@@ -83,67 +139,112 @@ class Evaluator:
 
     def _tensors(self, examples: Examples) -> TensorData:
         data = to_tensors(examples, self._device)
-        if data.inputs.dim() != 4:
+        if not isinstance(data.inputs, Tensor) or data.inputs.dim() != 4:
             return data
         # Not .to(memory_format=...), which leaves images of one channel as they are.
         images = torch.empty_like(data.inputs, memory_format=torch.channels_last)
         return TensorData(images.copy_(data.inputs), data.targets)
 
+    def __call__(
+        self, theta: Tensor, data: tuple[TensorData, TensorData], confusion: bool = False
+    ) -> Scores:
+        """Evaluate ``theta`` [p] on a client's records, as `prepare` returned them.
+
+        Args:
+            theta: the parameters.
+            data: held-out records and training records.
+            confusion: count the held-out records by class and predicted class.
+        """
+        with self.holding(theta):
+            return self.scores(data, confusion)
+
     @torch.no_grad()
-    def __call__(self, theta: Tensor, data: tuple[TensorData, TensorData]) -> Scores:
-        """Evaluate ``theta`` [p] on a client's records, as `prepare` returned them."""
-        parameters = self._layout.unflatten(theta)
-        was_training = self._model.training
+    def scores(self, data: tuple[TensorData, TensorData], confusion: bool = False) -> Scores:
+        """Evaluate the parameters of `holding` on a client's records."""
+        return self._scores(data, self._batches, confusion=confusion)
+
+    @contextmanager
+    def holding(self, theta: Tensor) -> Iterator[None]:
+        """The model with the parameters ``theta`` in evaluation mode, then as it was.
+
+        The parameters become views of ``theta``. For small models, `functional_call` takes several
+        times as long as the model, and so does this context if it is opened for each client.
+        """
+        values = self._layout.unflatten(theta)
+        # mode by mode: a frozen BatchNorm stays in evaluation mode while the rest trains
+        modes = [(module, module.training) for module in self._model.modules()]
+        before = [p.data for p in self._trained]
         self._model.eval()
         try:
-            return Scores(
-                self._mean(parameters, data[0], self._score),
-                self._mean(parameters, data[1], self._losses),
-            )
+            for parameter, name in zip(self._trained, self._layout.names, strict=True):
+                parameter.data = values[name].to(parameter.dtype)
+            yield
         finally:
-            self._model.train(was_training)
+            for parameter, own in zip(self._trained, before, strict=True):
+                parameter.data = own
+            for module, was_training in modes:
+                module.training = was_training
 
     @torch.no_grad()
-    def of_outputs(self, outputs: Tensor, data: tuple[TensorData, TensorData]) -> Scores:
+    def of_outputs(
+        self, outputs: Tensor, data: tuple[TensorData, TensorData], confusion: bool = False
+    ) -> Scores:
         """Scores of a model from its outputs for both parts of ``data``, one after the other."""
         test, train = data
-        accuracy = train_loss = float("nan")
+        split = {id(test): outputs[: len(test)], id(train): outputs[len(test) :]}
+        return self._scores(
+            data, lambda part: iter([(split[id(part)], part.targets)]), confusion=confusion
+        )
+
+    def _scores(self, data: tuple[TensorData, TensorData], run: _Run, *, confusion: bool) -> Scores:
+        test, train = data
+        parts: dict[str, list[Tensor]] = {}
+        counts: Tensor | None = None
         if len(test):
-            accuracy = self._score(outputs[: len(test)], test.targets) / len(test)
+            for outputs, targets in run(test):
+                for metric in self._metrics:
+                    contributions = contributions_of(metric, outputs, targets)
+                    parts.setdefault(metric.name, []).append(contributions)
+                if confusion:
+                    part = _confusion(outputs, targets)
+                    counts = part if counts is None else counts + part
+        sums = {m.name: joined(m, parts[m.name]) for m in self._metrics if parts}
+        figures = {m.name: m.finish(sums[m.name], len(test)) for m in self._metrics if sums}
+        figures = figures or dict.fromkeys((m.name for m in self._metrics), float("nan"))
+        train_loss = float("nan")
         if len(train):
-            train_loss = self._losses(outputs[len(test) :], train.targets) / len(train)
-        return Scores(accuracy, train_loss)
+            losses = [float(self._loss(*part)) * len(part[1]) for part in run(train)]
+            train_loss = sum(losses) / len(train)
+        return Scores(figures, sums, len(test), train_loss, counts)
 
-    def _score(self, outputs: Tensor, targets: Tensor) -> float:
-        return float(self._metric(outputs, targets).double().sum())
-
-    def _losses(self, outputs: Tensor, targets: Tensor) -> float:
-        return float(self._loss(outputs, targets)) * len(targets)
-
-    def _outputs(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
+    def _outputs(self, inputs: Inputs) -> Tensor:
+        if not isinstance(inputs, Tensor):
+            return self._call(inputs)
         if inputs.dim() == 4 and not self._default_layout:
             try:
-                outputs: Tensor = functional_call(self._model, parameters, (inputs,))
+                return self._call(inputs)
             except RuntimeError:
                 self._default_layout = True
-            else:
-                return outputs
+        if inputs.dim() != 4:
+            return self._call(inputs.contiguous())
         # Not .contiguous(), which leaves images of one channel as they are.
-        inputs = inputs.clone(memory_format=torch.contiguous_format)
-        return functional_call(self._model, parameters, (inputs,))  # type: ignore[no-any-return]
+        return self._call(inputs.clone(memory_format=torch.contiguous_format))
 
-    def _mean(
-        self,
-        parameters: dict[str, Tensor],
-        data: TensorData,
-        total: Callable[[Tensor, Tensor], float],
-    ) -> float:
-        """Mean over records, where ``total`` returns the sum over a batch; NaN without records."""
-        if len(data) == 0:
-            return float("nan")
-        result = 0.0
+    def _call(self, inputs: Inputs) -> Tensor:
+        arguments, keywords = call_arguments(inputs)
+        return output_of(self._model(*arguments, **keywords))
+
+    def _batches(self, data: TensorData) -> Iterator[tuple[Tensor, Tensor]]:
+        """Outputs and targets of all records, in batches."""
         for start in range(0, len(data), _BATCH):
-            inputs = data.inputs[start : start + _BATCH]
-            targets = data.targets[start : start + _BATCH]
-            result += total(self._outputs(parameters, inputs), targets)
-        return result / len(data)
+            inputs = select(data.inputs, slice(start, start + _BATCH))
+            yield self._outputs(inputs), data.targets[start : start + _BATCH]
+
+
+def _confusion(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Numbers of records [classes, classes] by class and predicted class."""
+    one_logit = outputs.numel() == len(targets)
+    classes = 2 if one_logit else outputs.shape[1]
+    predicted = (outputs.reshape(-1) > 0).long() if one_logit else outputs.argmax(dim=1)
+    counts = torch.bincount(targets * classes + predicted, minlength=classes * classes)
+    return counts.reshape(classes, classes)

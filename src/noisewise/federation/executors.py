@@ -14,10 +14,11 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
+from noisewise.aggregation.schedules import Schedule
 from noisewise.checks import positive_int
 from noisewise.errors import InvalidValueError, NoisewiseError
 from noisewise.federation.clients import Client, to_tensors
-from noisewise.federation.evaluation import Evaluator, Metric, Scores, accuracy
+from noisewise.federation.evaluation import Evaluator, Scores
 from noisewise.federation.settings import DEFAULT_LOSS_RECORDS
 from noisewise.privacy.plan import LocalPlan
 from noisewise.randomness import SeededRandom
@@ -25,6 +26,9 @@ from noisewise.training.engine import make_engine
 from noisewise.training.gradients import GradientEngine, Loss
 from noisewise.training.heads import HeadRecords, head_of, head_updates
 from noisewise.training.local import DEFAULT_PHYSICAL_BATCH, TensorData, local_update, per_step
+from noisewise.training.local_optimisers import SGD, LocalOptimiser
+from noisewise.training.metrics import Metric
+from noisewise.training.tasks import CLASSIFICATION
 from noisewise.worker_processes import end_workers, follow_parent
 
 __all__ = [
@@ -60,9 +64,16 @@ class Workload:
     seed: int
     physical_batch: int = DEFAULT_PHYSICAL_BATCH
     device: str = "cpu"
-    metric: Metric = accuracy
+    metrics: tuple[Metric, ...] = CLASSIFICATION.metrics
     loss_records: int = DEFAULT_LOSS_RECORDS
     normalise: bool = False
+    schedule: Schedule | None = None
+    optimiser: LocalOptimiser = SGD
+
+    def rate(self, round_number: int) -> float:
+        """The learning rate of a round."""
+        factor = 1.0 if self.schedule is None else self.schedule.factor(round_number)
+        return self.learning_rate * factor
 
 
 class Executor(Protocol):
@@ -72,8 +83,10 @@ class Executor(Protocol):
         """Updates [p] of the clients at positions ``members``, in that order."""
         ...
 
-    def evaluate(self, theta: Tensor) -> list[Scores]:
-        """Scores of ``theta`` at every client, in order."""
+    def evaluate(
+        self, theta: Tensor, members: Sequence[int], confusion: bool = False
+    ) -> list[Scores]:
+        """Scores of ``theta`` at the clients at positions ``members``; see `Evaluator`."""
         ...
 
     def close(self) -> None:
@@ -104,10 +117,11 @@ class SerialExecutor:
         self._data: dict[int, TensorData] = {}
         self._scored: dict[int, tuple[TensorData, TensorData]] = {}
         self._evaluator = Evaluator(
-            work.model, work.loss, work.metric, work.loss_records, work.device
+            work.model, work.loss, work.metrics, work.loss_records, work.device
         )
         self._engine: GradientEngine | None = None
-        self.head = head_of(work.model, work.loss) if work.device == "cpu" else None
+        closed_form = work.device == "cpu" and work.optimiser.is_sgd
+        self.head = head_of(work.model, work.loss) if closed_form else None
         self._head_records: dict[int, HeadRecords | None] = {}
 
     def prepare(self) -> None:
@@ -147,7 +161,7 @@ class SerialExecutor:
 
     def _update(self, theta: Tensor, round_number: int, member: int) -> Tensor:
         work = self._workload
-        plan, rate = work.plans[member], work.learning_rate
+        plan, rate = work.plans[member], work.rate(round_number)
         rng = SeededRandom(work.seed, round_number, work.clients[member].spec.id)
         records = self.head_records(member)
         if self.head is not None and records is not None:
@@ -165,19 +179,23 @@ class SerialExecutor:
             rng,
             physical_batch=work.physical_batch,
             engine=self._engine,
+            optimiser=work.optimiser,
         ).delta
 
-    def score(self, theta: Tensor, member: int) -> Scores:
+    def score(self, theta: Tensor, member: int, confusion: bool = False) -> Scores:
         """The scores of ``theta`` at one client."""
-        return self._evaluator(theta, self.scoring_data(member))
+        return self._evaluator(theta, self.scoring_data(member), confusion)
 
     def updates(self, theta: Tensor, round_number: int, members: Sequence[int]) -> list[Tensor]:
         """See `Executor`."""
         return [self.update(theta, round_number, member) for member in members]
 
-    def evaluate(self, theta: Tensor) -> list[Scores]:
+    def evaluate(
+        self, theta: Tensor, members: Sequence[int], confusion: bool = False
+    ) -> list[Scores]:
         """See `Executor`."""
-        return [self.score(theta, member) for member in range(len(self._workload.clients))]
+        with self._evaluator.holding(theta):
+            return [self._evaluator.scores(self.scoring_data(m), confusion) for m in members]
 
     def close(self) -> None:
         """Nothing to end."""
@@ -192,7 +210,7 @@ def until_done(
     attempt: Callable[[list[int]], Mapping[int, Answer]],
     workload: Workload,
     members: Sequence[int],
-    what: str,
+    phase: str,
 ) -> list[Answer]:
     """Call ``attempt`` with the members that are left until all have an answer.
 
@@ -203,7 +221,7 @@ def until_done(
         attempt: computes members; those of a worker that died have no answer.
         workload: for the clients' names.
         members: positions of clients.
-        what: for the log, such as "round 3".
+        phase: for the log, such as "round 3".
 
     Returns:
         The answers, in the order of the members.
@@ -219,14 +237,14 @@ def until_done(
             return [answers[member] for member in members]
         _log.warning(
             "a worker died in %s (attempt %d of %d); computing %s again from the round's start",
-            what,
+            phase,
             number,
             _ATTEMPTS,
             ", ".join(missing),
         )
     raise NoisewiseError(
-        f"workers died {_ATTEMPTS} times in {what}, probably for lack of memory. Use fewer workers "
-        "or a smaller physical_batch, and run the same command again to resume"
+        f"workers died {_ATTEMPTS} times in {phase}, probably for lack of memory. Use fewer "
+        "workers or a smaller physical_batch, and run the same command again to resume"
     )
 
 
@@ -254,11 +272,11 @@ def _work(member: int, round_number: int) -> None:
     results[member] = executor.update(theta, round_number, member)
 
 
-def _score(member: int) -> Scores:
+def _score(member: int, confusion: bool) -> Scores:
     """Score the shared parameters at one client in a worker."""
     assert _worker is not None
     executor, theta, _ = _worker
-    return executor.score(theta, member)
+    return executor.score(theta, member, confusion)
 
 
 class ProcessExecutor:
@@ -295,13 +313,15 @@ class ProcessExecutor:
         self._all(_work, members, f"round {round_number}", round_number)
         return [self._results[member].clone().to(theta.device) for member in members]
 
-    def evaluate(self, theta: Tensor) -> list[Scores]:
+    def evaluate(
+        self, theta: Tensor, members: Sequence[int], confusion: bool = False
+    ) -> list[Scores]:
         """See `Executor`."""
         self._theta.copy_(theta)
-        return self._all(_score, range(len(self._workload.clients)), "an evaluation")
+        return self._all(_score, members, "an evaluation", confusion)
 
     def _all(
-        self, task: Callable[..., Answer], members: Sequence[int], what: str, *arguments: int
+        self, task: Callable[..., Answer], members: Sequence[int], phase: str, *arguments: int
     ) -> list[Answer]:
         """The answers of ``task(member, *arguments)`` for all members, whichever workers die."""
 
@@ -321,7 +341,7 @@ class ProcessExecutor:
                 raise
             return answers
 
-        return until_done(attempt, self._workload, members, what)
+        return until_done(attempt, self._workload, members, phase)
 
     def close(self) -> None:
         """End the workers."""

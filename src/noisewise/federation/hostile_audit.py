@@ -21,8 +21,14 @@ from torch import Tensor, nn
 from noisewise.checks import positive_number
 from noisewise.training.engine import make_engine
 from noisewise.training.gradients import GradientEngine, Loss
+from noisewise.training.inputs import select
 from noisewise.training.parameters import ParameterLayout
-from noisewise.training.synthetic_records import RecordForm, synthetic_records
+from noisewise.training.synthetic_records import (
+    RecordForm,
+    Records,
+    first_records,
+    synthetic_records,
+)
 
 __all__ = ["HostileResult", "hostile_search", "largest_change"]
 
@@ -85,7 +91,7 @@ def hostile_search(
         form,
         max(SIZES) + 64,
         model,
-        lambda inputs, targets: engine.clipped_sum(start, inputs[:4], targets[:4], _CLIP),
+        lambda *records: engine.clipped_sum(start, *first_records(records, 4), _CLIP),
         start.device,
         seed=seed + 1,
     )
@@ -108,7 +114,7 @@ def hostile_search(
 def largest_change(
     engine: GradientEngine,
     theta: Tensor,
-    records: tuple[Tensor, Tensor],
+    records: Records,
     generator: torch.Generator,
 ) -> HostileResult:
     """The largest change of a clipped sum by one more record, over all numbers of `SIZES`.
@@ -123,7 +129,7 @@ def largest_change(
     """
     result = HostileResult(0.0, 0, 0, 0)
     for size in SIZES:
-        order = torch.randperm(len(records[0]), generator=generator)
+        order = torch.randperm(len(records[1]), generator=generator)
         others, added = order[1 : size + 1], order[:1]
         without = _sum(engine, theta, records, others)
         position = int(torch.randint(size + 1, (), generator=generator))
@@ -142,12 +148,10 @@ def largest_change(
     return result
 
 
-def _sum(
-    engine: GradientEngine, theta: Tensor, records: tuple[Tensor, Tensor], index: Tensor
-) -> Tensor:
+def _sum(engine: GradientEngine, theta: Tensor, records: Records, index: Tensor) -> Tensor:
     total = torch.zeros(len(theta), dtype=torch.float64, device=theta.device)
     for part in torch.split(index, _PHYSICAL):
-        engine.add_clipped_sum(theta, records[0][part], records[1][part], _CLIP, total)
+        engine.add_clipped_sum(theta, select(records[0], part), records[1][part], _CLIP, total)
     return total
 
 

@@ -120,7 +120,7 @@ class _Barrier:
         """A hash that is equal for equal records; computed once for each object."""
         with self.changed:
             if id(examples) not in self._digests:
-                digest = hashlib.sha256(repr(examples.inputs.shape).encode())
+                digest = hashlib.sha256(repr(examples.input_shape).encode())
                 add_records(digest, examples)
                 # The object is kept: otherwise another one could get its id.
                 self._digests[id(examples)] = examples, digest.hexdigest()
@@ -210,15 +210,16 @@ class _BarrierExecutor(SerialExecutor):
         """See `Executor`."""
         return self._barrier.ask(_Request(self, theta, round_number, members))
 
-    def evaluate(self, theta: Tensor) -> list[Scores]:
+    def evaluate(
+        self, theta: Tensor, members: Sequence[int], confusion: bool = False
+    ) -> list[Scores]:
         """See `Executor`; the runs' outputs are computed together if they are those of heads."""
-        members = range(len(self._workload.clients))
         with self._barrier.changed:  # one run at a time, because runs share records
             if self.head is None or any(self.head_records(m) is None for m in members):
-                return super().evaluate(theta)
+                return super().evaluate(theta, members, confusion)
         outputs = self._barrier.ask(_Request(self, theta, None, members))
         return [
-            self._evaluator.of_outputs(both, self.scoring_data(member))
+            self._evaluator.of_outputs(both, self.scoring_data(member), confusion)
             for member, both in zip(members, outputs, strict=True)
         ]
 
@@ -269,7 +270,7 @@ def _train_together(requests: list[_Request], tasks: list[Task]) -> list[Tensor]
         [requests[run].theta for run, _ in tasks],
         records,
         plans,
-        [work.learning_rate for work in works],
+        [work.rate(round_number) for work in works],
         SeededRandom(works[0].seed, round_number, works[0].clients[member].spec.id),
     )
     return [
@@ -285,5 +286,5 @@ def _outputs_together(requests: list[_Request], tasks: list[Task]) -> list[Tenso
     assert executor.head is not None
     thetas = [requests[run].theta for run, _ in tasks]
     test, train = executor.scoring_data(member)
-    outputs = [head_outputs(executor.head, thetas, data.inputs) for data in (test, train)]
+    outputs = [head_outputs(executor.head, thetas, data.tensor) for data in (test, train)]
     return list(torch.cat(outputs, 1))

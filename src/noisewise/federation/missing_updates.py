@@ -6,46 +6,38 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from noisewise.federation.results import RoundRecord
+from noisewise.aggregation.drop_reason import DropKind
+from noisewise.federation.round_record import RoundRecord
 
 __all__ = ["Cause", "causes_of", "no_updates_text"]
 
-_ADVICE = (
-    (
-        r"\(code 451\)",
+_ADVICE = {
+    DropKind.REFUSED: (
         "the site refused. noisewise's client sends one code for every reason (budget or planned "
         "rounds spent, learning rate outside its limits, another model, ledger or records missing, "
-        "...). Ask the site: the reason is in its own log, and `noisewise ledger why` shows it",
+        "...). Ask the site: the reason is in its own log, and `noisewise ledger why` shows it"
     ),
-    (
-        r"\(code 5\)",
-        "Flower lost the node: check that the site's SuperNode runs and reaches the SuperLink",
+    DropKind.LOST: (
+        "Flower lost the node: check that the site's SuperNode runs and reaches the SuperLink"
     ),
-    (
-        r"\(code \d+\)",
-        "the site's app failed: its SuperNode's log has the error",
-    ),
-    (
-        r"did not answer",
+    DropKind.FAILED: "the site's app failed: its SuperNode's log has the error",
+    DropKind.SILENT: (
         "no reply before the round closed: give a round more time (round_seconds; round-seconds in "
-        "the app's config) or check the site's SuperNode",
+        "the app's config) or check the site's SuperNode"
     ),
-    (
-        r"of at least \d+ updates",
+    DropKind.TOO_FEW: (
         "too few usable updates in the round: lower min_clients (min-clients), or connect more "
-        "sites",
+        "sites"
     ),
-    (
-        r"other names|shape|dtype|array records|divided by their steps",
+    DropKind.OTHER_FORM: (
         "the site trains another model or sends another form of update: compare [model] and "
-        "[training] normalise in its file with the app's config",
+        "[training] normalise in its file with the app's config"
     ),
-    (
-        r"noise",
+    DropKind.TOO_QUIET: (
         "the guard dropped the update: compare noise-floor with the plans that the federation "
-        "permits",
+        "permits"
     ),
-)
+}
 _ROUND = re.compile(r"\bround '?\d+'?")
 _NUMBER = re.compile(r"(?<!code )(?<![\d.])\d[\d.]*(e[+-]?\d+)?")
 _LISTED = 8
@@ -70,29 +62,32 @@ class Cause:
 
     def text(self) -> str:
         """The cause in one line."""
-        who = f"{self.clients} site" + "s" * (self.clients != 1)
+        sites = f"{self.clients} site" + "s" * (self.clients != 1)
         count = f"{self.updates} update" + "s" * (self.updates != 1)
-        return f"{who} ({count}): {self.reason}" + (f": {self.advice}" if self.advice else "")
+        return f"{sites} ({count}): {self.reason}" + (f": {self.advice}" if self.advice else "")
 
 
 def causes_of(records: Sequence[RoundRecord]) -> tuple[Cause, ...]:
     """The reasons why updates were not used, the most frequent first."""
     clients: dict[str, list[str]] = {}
     reasons: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     for record in records:
         for client, recorded in record.dropped.items():
             reason = _ROUND.sub("the round", recorded)
             key = _NUMBER.sub("#", reason)
             reasons.setdefault(key, reason)
+            kinds.setdefault(key, record.drop_kinds.get(client, ""))
             clients.setdefault(key, []).append(client)
     ranked = sorted(clients.items(), key=lambda item: (-len(item[1]), item[0]))
     return tuple(
-        Cause(reasons[key], len(set(ids)), len(ids), _advice(reasons[key])) for key, ids in ranked
+        Cause(reasons[key], len(set(ids)), len(ids), _advice(kinds[key])) for key, ids in ranked
     )
 
 
-def _advice(reason: str) -> str:
-    return next((advice for pattern, advice in _ADVICE if re.search(pattern, reason)), "")
+def _advice(kind: str) -> str:
+    """Empty for a reason without a kind, as in older records."""
+    return _ADVICE[DropKind(kind)] if kind in _ADVICE else ""
 
 
 def no_updates_text(records: Sequence[RoundRecord]) -> str:

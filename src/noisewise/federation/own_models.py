@@ -1,9 +1,9 @@
-"""Train clients that share no model: one run for each client, played in step and merged.
+"""Train clients that share no model: one run for each client, round by round, and merge them.
 
 The run of a client is an ordinary run with a single client: the same plan, the same randomness,
-checkpoints and a model in its own folder. All clients play round 1, then all play round 2, so that
-the merged record of a round is known when the round ends. The clients are spread over processes;
-the result does not depend on how.
+checkpoints and a model in its own folder. All clients train round 1, then all train round 2, so
+the merged record of a round is known when the round ends. The clients are distributed over
+processes; the result does not depend on the distribution.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from noisewise.errors import InvalidValueError, NoisewiseError
 from noisewise.federation.checkpoint import RunFolder
 from noisewise.federation.executors import Execution, one_thread
 from noisewise.federation.prepared import Prepared
-from noisewise.federation.results import RoundRecord, RunResult, Status
+from noisewise.federation.results import RunResult, Status
+from noisewise.federation.round_record import RoundRecord
 from noisewise.federation.stopwatch import Stopwatch
 from noisewise.worker_processes import follow_parent
 
@@ -91,7 +94,7 @@ def train_apart(
             if not played:
                 continue
             last |= played
-            evaluated |= {c: record for c, record in played.items() if record.accuracy is not None}
+            evaluated |= {c: record for c, record in played.items() if record.evaluated}
             merged.append(_merge(prepared.ids, played, last, evaluated))
             if files is not None:
                 files.append(merged[-1])
@@ -147,19 +150,36 @@ def _merge(
     present = {client: played[client] for client in ids if client in played}
     changed = {client: record for client, record in present.items() if record.changed}
     # A client whose plan ends earlier is also evaluated then; that is no evaluation of all.
-    due = bool(changed) and all(client.accuracy is not None for client in changed.values())
+    due = bool(changed) and all(client.evaluated for client in changed.values())
     scored = {client: evaluated.get(client, last[client]) for client in ids}
     return RoundRecord(
         round=next(iter(played.values())).round,
         weights=dict.fromkeys(changed, 1.0),
         dropped={c: reason for r in present.values() for c, reason in r.dropped.items()},
+        drop_kinds={c: kind for r in present.values() for c, kind in r.drop_kinds.items()},
         noise_estimate=None,
         noise_converged=None,
         true_noise={c: noise for r in present.values() for c, noise in r.true_noise.items()},
         epsilon_spent={client: last[client].epsilon_spent[client] for client in ids},
-        accuracy=_scores({c: r.accuracy for c, r in scored.items()}) if due else None,
         train_loss=_scores({c: r.train_loss for c, r in scored.items()}) if due else None,
+        **(_metrics(scored) if due else {}),
     )
+
+
+def _metrics(scored: Mapping[str, RoundRecord]) -> dict[str, Any]:
+    """Metrics of each client's own model; without a common model, clients combine by the mean."""
+    names = {name for record in scored.values() for name in record.metrics or {}}
+    counts = [r.confusion for r in scored.values() if r.confusion is not None]
+    has_accuracy = any(record.accuracy is not None for record in scored.values())
+    return {
+        "accuracy": _scores({c: r.accuracy for c, r in scored.items()}) if has_accuracy else None,
+        "metrics": {
+            name: _scores({c: r.by_client(name) or None for c, r in scored.items()})
+            for name in sorted(names)
+        }
+        or None,
+        "confusion": np.sum(counts, axis=0).tolist() if len(counts) == len(scored) else None,
+    }
 
 
 def _scores(by_run: Mapping[str, Mapping[str, float] | None]) -> dict[str, float]:
@@ -216,7 +236,7 @@ def _in_step(
     clock: Stopwatch,
     play: Play,
 ) -> Generator[_Answers, None, None]:
-    """Play round after round of several clients."""
+    """Run several clients round by round."""
     with ExitStack() as stack:
         clients = [
             stack.enter_context(closing(_records(play(run, execution, folder, clock))))
@@ -245,17 +265,22 @@ def _records(run: Rounds) -> Generator[RoundRecord | RunResult, None, None]:
 
 
 def _work(sender: Connection, runs: Sequence[tuple[Prepared, Path | None]], play: Play) -> None:
-    """In a worker: play the runs of some clients and send every answer, or the error."""
+    """In a worker: train some clients and send every answer, or the error."""
     follow_parent()
     try:
         with one_thread():
             for answers in _in_step(runs, Execution(), Stopwatch(), play):
-                sender.send(answers)
+                sender.send({client: _portable(answer) for client, answer in answers.items()})
         sender.send(None)
     except NoisewiseError as error:
         sender.send(error)
     except Exception as error:  # in the user's own code; it may not survive the pipe
         sender.send(NoisewiseError(f"{type(error).__name__}: {error}"))
+
+
+def _portable(answer: RoundRecord | RunResult) -> RoundRecord | RunResult:
+    """The answer without its model, which the merged result does not have."""
+    return replace(answer, trained=None) if isinstance(answer, RunResult) else answer
 
 
 def _received(receiver: Connection) -> Iterator[_Answers]:

@@ -70,9 +70,11 @@ def _update(
     return executor.update(_tensor(theta), round_number, 0).numpy()
 
 
-def _score(run: str, shared: Workload, client: Client, plan: LocalPlan, theta: Any) -> Scores:
+def _score(
+    run: str, shared: Workload, client: Client, plan: LocalPlan, theta: Any, confusion: bool
+) -> Scores:
     """The task that scores a global model at one client."""
-    return _executor(run, shared, client, plan).score(_tensor(theta), 0)
+    return _executor(run, shared, client, plan).score(_tensor(theta), 0, confusion)
 
 
 def _tensor(array: Any) -> Tensor:
@@ -146,12 +148,19 @@ class RayExecutor:
         updates = self._all(_update, theta, members, f"round {round_number}", round_number)
         return [torch.from_numpy(update.copy()).to(theta.device) for update in updates]
 
-    def evaluate(self, theta: Tensor) -> list[Scores]:
+    def evaluate(
+        self, theta: Tensor, members: Sequence[int], confusion: bool = False
+    ) -> list[Scores]:
         """See `Executor`."""
-        return self._all(_score, theta, range(len(self._workload.clients)), "an evaluation")
+        return self._all(_score, theta, members, "an evaluation", confusion)
 
     def _all(
-        self, task: Callable[..., Any], theta: Tensor, members: Sequence[int], what: str, *more: int
+        self,
+        task: Callable[..., Any],
+        theta: Tensor,
+        members: Sequence[int],
+        phase: str,
+        *more: int,
     ) -> list[Any]:
         """The answers of a task for all members, whichever workers die."""
         ray, plans = self._ray, self._workload.plans
@@ -181,7 +190,7 @@ class RayExecutor:
                     raise error.cause from error
             return answers
 
-        return until_done(attempt, self._workload, members, what)
+        return until_done(attempt, self._workload, members, phase)
 
     def close(self) -> None:
         """End the cluster that was started here, or disconnect from a running one."""

@@ -2,168 +2,57 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
+from torch import Tensor, nn
 
 from noisewise.aggregation.base import Disclosure
 from noisewise.errors import InvalidValueError
+from noisewise.federation.notebook_view import notebook_html
+from noisewise.federation.result_facts import ClientFacts, RunSettings
+from noisewise.federation.round_record import RoundRecord, read_record
+from noisewise.federation.round_table import data_frame, round_rows
+from noisewise.federation.task_info import TaskInfo, read_task, spread, worst_tenth
+from noisewise.federation.trained_model import MODEL_FILE, ModelStructure, TrainedModel
 from noisewise.privacy.declaration import Declaration, read_declaration
+from noisewise.text import short_repr
+from noisewise.training.metrics import MetricInfo
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = [
-    "ClientFacts",
-    "RoundRecord",
     "RunResult",
-    "RunSettings",
     "Status",
     "load_result",
     "load_run",
-    "read_record",
 ]
 
-Status = Literal["finished", "diverged", "budgets_spent", "no_updates", "unfinished"]
+Status = Literal["finished", "stopped", "diverged", "budgets_spent", "no_updates", "unfinished"]
 
 # Exceptions when JSON of another shape is read.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
-class ClientFacts(TypedDict, total=False):
-    """What a result says about one client, as it is in ``result.json``.
-
-    A simulation has all fields but ``declared``. Of a real site there is ``declared`` only: the
-    site's `Declaration` as a mapping, or None.
-    """
-
-    id: str
-    n_examples: int
-    batch_size: int
-    local_epochs: int
-    epsilon: float
-    delta: float
-    reported_epsilon: float | None
-    planned_epsilon: float | None
-    noise_multiplier: float
-    sample_rate: float
-    steps_per_round: int
-    planned_rounds: int
-    declared: Mapping[str, Any] | None
-
-
-class RunSettings(TypedDict, total=False):
-    """Settings of a run, as they are in ``result.json``.
-
-    Both kinds of runs have ``rounds``, ``learning_rate`` (of the clients' local steps) and
-    ``participation``. ``server_rate`` is "auto" if `AutoSteps` sets the server's steps. A
-    simulation adds its other `TrainingSettings`, ``clip_norm`` and ``accountant``; a server adds
-    ``min_clients`` and ``noise_floor``.
-    """
-
-    rounds: int
-    learning_rate: float
-    server_rate: Literal["auto"]
-    participation: float
-    evaluate_every: int
-    physical_batch: int
-    device: str
-    loss_records: int
-    clip_norm: float | None
-    accountant: str
-    min_clients: int
-    noise_floor: float | None
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """What happened in one round. A server knows only some of the fields.
-
-    Attributes:
-        round: counted from 1.
-        weights: aggregation weight of each client whose update was used.
-        dropped: why updates of other clients were not used.
-        noise_estimate: the server's estimate of each update's noise energy, if it made one.
-        noise_converged: whether the estimator converged.
-        true_noise: closed-form noise energy of each update; simulator only.
-        aggregate_noise: noise energy of the change of the global model; simulator only, and None if
-            the aggregate is not a weighted sum (PFA).
-        oracle_noise: the smallest noise energy that any weights reach with every client's own
-            budget; simulator only.
-        epsilon_spent: by each client so far, None without privacy; simulator only.
-        signal_share: signal-to-noise ratio of the aggregate divided by the best one (see
-            `noisewise.noise.variance.signal_share`); None as for ``aggregate_noise``.
-        accuracy: on each client's held-out records, or on a server's public records; None if the
-            round was not evaluated.
-        train_loss: on each client's training records; simulator only.
-        noised_accuracy: the accuracies that sites of a real federation chose to send, each with
-            noise of its own; None if the server did not ask.
-    """
-
-    round: int
-    weights: Mapping[str, float]
-    dropped: Mapping[str, str]
-    noise_estimate: Mapping[str, float] | None
-    noise_converged: bool | None
-    true_noise: Mapping[str, float] = field(default_factory=dict)
-    aggregate_noise: float | None = None
-    oracle_noise: float | None = None
-    epsilon_spent: Mapping[str, float | None] = field(default_factory=dict)
-    accuracy: Mapping[str, float] | None = None
-    train_loss: Mapping[str, float] | None = None
-    signal_share: float | None = None
-    noised_accuracy: Mapping[str, float] | None = None
-
-    @property
-    def used(self) -> frozenset[str]:
-        """Clients whose updates were used; a guard's refusals have a weight of 0."""
-        return frozenset(self.weights) - frozenset(self.dropped)
-
-    @property
-    def changed(self) -> bool:
-        """Whether the round's updates changed the model."""
-        return bool(self.weights)
-
-    @property
-    def mean_noised_accuracy(self) -> float:
-        """Mean over the sites that sent one; NaN if none did."""
-        accuracies = list((self.noised_accuracy or {}).values())
-        return float(np.mean(accuracies)) if accuracies else math.nan
-
-    @property
-    def mean_accuracy(self) -> float:
-        """Mean over clients; NaN if the round was not evaluated."""
-        return math.nan if self.accuracy is None else float(np.mean(list(self.accuracy.values())))
-
-    @property
-    def mean_train_loss(self) -> float:
-        """Mean over clients; NaN if unknown or not finite."""
-        losses = [] if self.train_loss is None else list(self.train_loss.values())
-        return float(np.mean(losses)) if losses else math.nan
-
-    @property
-    def noise_ratio(self) -> float:
-        """Noise of the aggregate divided by the oracle's: 1 is the best, 0 means no noise."""
-        if self.aggregate_noise == 0:
-            return 0.0
-        if self.aggregate_noise is None or not self.oracle_noise:
-            return math.nan
-        return self.aggregate_noise / self.oracle_noise
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunResult:
     """A whole run.
 
     Attributes:
         method: its name.
         seed: of split, initial model, sampling and noise.
-        status: ``finished``, ``diverged`` (parameters or loss became NaN or infinite),
-            ``budgets_spent`` (no client was left to take part), ``no_updates`` (the run ended and
-            no round changed the model: there is no trained model) or ``unfinished`` (the run has
-            not ended, or can be resumed).
+        status: ``finished``, ``stopped`` (by ``stop_when``), ``diverged`` (parameters or loss
+            became NaN or infinite), ``budgets_spent`` (no client was left to take part),
+            ``no_updates`` (the run ended and no round changed the model: there is no trained model)
+            or ``unfinished`` (the run has not ended, or can be resumed).
         rounds: the records, in order.
         clients: what is known about each client, by id.
         guarantee: overall (epsilon, delta) of the run, None without privacy.
@@ -174,6 +63,9 @@ class RunResult:
         shares_model: False if every client trained a model of its own (`Alone`); the accuracy of a
             client is then that of its own model, and every weight is 1.
         version: of the format of ``result.json``.
+        task: its name and metrics.
+        trained: the trained parameters; None if no round changed the model, or if the run is not
+            finished. `model` and `state_dict` return them.
     """
 
     method: str
@@ -187,12 +79,111 @@ class RunResult:
     deployed: bool = False
     shares_model: bool = True
     version: int = 1
+    task: TaskInfo = field(default_factory=TaskInfo)
+    trained: TrainedModel | None = field(default=None, compare=False)
+
+    @property
+    def unit(self) -> str:
+        """What the budgets of a simulation's clients protect: "record", "person", or both."""
+        return " or ".join(sorted({facts.get("unit", "record") for facts in self.clients.values()}))
+
+    def __repr__(self) -> str:
+        """One line: method, seed, status and the main figures."""
+        figures = {self.metric.name: self.score, "largest_epsilon": self.largest_epsilon}
+        return short_repr(
+            self, method=self.method, seed=self.seed, status=self.status, rounds=len(self.rounds),
+            clients=len(self.clients), **figures,
+        )  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        """A table and the curve of the main metric, for notebooks."""
+        figures = {
+            "method": self.method,
+            "seed": str(self.seed),
+            "status": self.status,
+            "rounds": str(len(self.rounds)),
+            "clients": str(len(self.clients)),
+            **{m.name: m.text(self.figure(m.name)) for m in self.task.metrics},
+            "largest epsilon": f"{self.largest_epsilon:.4g}",
+        }
+        metric = self.metric
+        curve = [(r.round, metric.scale * r.figure(metric.name)) for r in self.rounds]
+        return notebook_html(
+            list(figures), [list(figures.values())], {self.method: curve}, metric.label
+        )
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with one row for each round; needs the extra ``frame``.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return data_frame(round_rows(self))
+
+    def plot(self, axes: Axes | None = None) -> Axes:
+        """Draw the main metric over the rounds, as in the report.
+
+        Args:
+            axes: of matplotlib; by default those of a new figure.
+
+        Raises:
+            InvalidValueError: no round was evaluated.
+        """
+        # report/ is above this folder; it is imported when it is needed.
+        plots = importlib.import_module("noisewise.report.run_plots")
+        drawn: Axes = plots.plot_runs([self], axes)
+        return drawn
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """A new module with the trained parameters, in evaluation mode; the same at each access.
+
+        Raises:
+            InvalidValueError: there is no trained model, or its code is not known (`load_result`):
+                `noisewise.load_model` fills a model of yours.
+        """
+        return self._trained.new_module()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The trained model's tensors by name, as `torch.nn.Module.load_state_dict` takes them.
+
+        Raises:
+            InvalidValueError: there is no trained model, or its file is missing or damaged.
+        """
+        return self._trained.state_dict()
+
+    @property
+    def _trained(self) -> TrainedModel:
+        if self.trained is not None:
+            return self.trained
+        allowed = "there is no trained model: no round changed it"
+        if not self.shares_model:
+            allowed = (
+                f"every client of {self.method} has a model of its own: run with a folder, then "
+                "noisewise.load_model(folder / 'clients' / ..., model)"
+            )
+        raise InvalidValueError("model", None, allowed)
+
+    def with_model_in(self, folder: Path, model: nn.Module | None = None) -> RunResult:
+        """The same result with the model in a folder, if there is one.
+
+        Args:
+            folder: of the run.
+            model: with the structure of the run's model; None if its code is not known.
+        """
+        file = folder / MODEL_FILE
+        structure = None if model is None else ModelStructure.of(model)
+        return replace(self, trained=TrainedModel(file, structure) if file.exists() else None)
 
     @property
     def is_reference(self) -> bool:
         """Whether it is for comparison only: no privacy, no common model, or the true noise."""
-        known = Disclosure.TRUE_VARIANCE.value in self.needs
-        return known or not self.shares_model or (self.guarantee is None and not self.deployed)
+        needs_true_noise = Disclosure.TRUE_VARIANCE.value in self.needs
+        return (
+            needs_true_noise
+            or not self.shares_model
+            or (self.guarantee is None and not self.deployed)
+        )
 
     @property
     def own_budgets(self) -> bool:
@@ -215,38 +206,77 @@ class RunResult:
     @property
     def last_evaluated(self) -> RoundRecord | None:
         """The last round that was evaluated."""
-        return next((r for r in reversed(self.rounds) if r.accuracy is not None), None)
+        return next((r for r in reversed(self.rounds) if r.evaluated), None)
+
+    @property
+    def metric(self) -> MetricInfo:
+        """The task's main metric."""
+        return self.task.main
+
+    def figure(self, metric: str) -> float:
+        """A metric over all clients after the last evaluated round; NaN if there is none."""
+        last = self.last_evaluated
+        return math.nan if last is None else last.figure(metric)
+
+    def by_client(self, metric: str) -> Mapping[str, float]:
+        """A metric at each client after the last evaluated round; empty if there is none."""
+        last = self.last_evaluated
+        return {} if last is None else last.by_client(metric)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Every metric of the task over all clients, after the last evaluated round."""
+        return {metric.name: self.figure(metric.name) for metric in self.task.metrics}
+
+    @property
+    def score(self) -> float:
+        """The main metric over all clients after the last evaluated round; NaN without one."""
+        return self.figure(self.metric.name)
+
+    @property
+    def score_spread(self) -> float:
+        """Standard deviation of the clients' main metric: the paper's fairness."""
+        return spread(self.by_client(self.metric.name))
+
+    @property
+    def worst_tenth_score(self) -> float:
+        """Mean of the main metric over the worst tenth of the clients (at least one)."""
+        return worst_tenth(self.metric, self.by_client(self.metric.name))
+
+    @property
+    def smallest_client_score(self) -> float:
+        """The main metric of the client with the fewest training records; NaN for real sites."""
+        scores = self.by_client(self.metric.name)
+        if not scores or self.deployed:
+            return math.nan
+        smallest = min(self.clients, key=lambda client: self.clients[client]["n_examples"])
+        return scores.get(smallest, math.nan)  # a run may evaluate a share of the clients
 
     @property
     def accuracy(self) -> float:
-        """Mean held-out accuracy over clients after the last evaluated round; NaN without one."""
-        last = self.last_evaluated
-        return math.nan if last is None else last.mean_accuracy
+        """Mean held-out accuracy over clients after the last evaluated round.
 
-    @property
-    def _accuracies(self) -> Mapping[str, float]:
-        last = self.last_evaluated
-        return {} if last is None or last.accuracy is None else last.accuracy
+        NaN without an evaluation, and for a task without the metric ``accuracy``: use `score`.
+        """
+        return self.figure("accuracy")
 
     @property
     def accuracy_spread(self) -> float:
-        """Standard deviation of the clients' accuracies: the paper's fairness."""
-        scores = list(self._accuracies.values())
-        return float(np.std(scores)) if scores else math.nan
+        """`score_spread` if the main metric is the accuracy, else NaN."""
+        return self._if_accuracy(self.score_spread)
 
     @property
     def worst_tenth_accuracy(self) -> float:
-        """Mean accuracy of the worst tenth of the clients (at least one)."""
-        scores = sorted(self._accuracies.values())
-        return float(np.mean(scores[: math.ceil(len(scores) / 10)])) if scores else math.nan
+        """`worst_tenth_score` if the main metric is the accuracy, else NaN."""
+        return self._if_accuracy(self.worst_tenth_score)
 
     @property
     def smallest_client_accuracy(self) -> float:
-        """Accuracy of the client with the fewest training records; NaN for real sites."""
-        if not self._accuracies or self.deployed:
-            return math.nan
-        smallest = min(self.clients, key=lambda client: self.clients[client]["n_examples"])
-        return self._accuracies[smallest]
+        """`smallest_client_score` if the main metric is the accuracy, else NaN."""
+        return self._if_accuracy(self.smallest_client_score)
+
+    def _if_accuracy(self, value: float) -> float:
+        return value if self.metric.is_accuracy else math.nan
 
     @property
     def train_loss(self) -> float:
@@ -281,10 +311,14 @@ class RunResult:
 
     def summary(self) -> dict[str, Any]:
         """All fields except the rounds, and the figures of the last round, for JSON."""
-        fields = {name: value for name, value in asdict(self).items() if name != "rounds"}
-        return fields | {
+        left_out = ("rounds", "trained")
+        names = [each.name for each in fields(self) if each.name not in left_out]
+        return {name: getattr(self, name) for name in names} | {
             "rounds_done": len(self.rounds),
             "rounds_changed": self.rounds_changed,
+            "task": asdict(self.task),
+            "score": self.score,
+            "metrics": self.metrics,
             "accuracy": self.accuracy,
             "accuracy_spread": self.accuracy_spread,
             "smallest_client_accuracy": self.smallest_client_accuracy,
@@ -294,18 +328,6 @@ class RunResult:
             "largest_epsilon": self.largest_epsilon,
             "epsilon_spent": dict(self.epsilon_spent),
         }
-
-
-def read_record(line: str | bytes) -> RoundRecord:
-    """Read a record from its line of ``rounds.jsonl``.
-
-    In mappings, null is a number that was not finite. In ``epsilon_spent``, null means no privacy.
-    """
-    fields = json.loads(line)
-    for name, value in fields.items():
-        if isinstance(value, dict) and name not in ("epsilon_spent", "dropped"):
-            fields[name] = {k: math.nan if v is None else v for k, v in value.items()}
-    return RoundRecord(**fields)
 
 
 def _from_summary(summary: Mapping[str, Any], records: tuple[RoundRecord, ...]) -> RunResult:
@@ -322,16 +344,32 @@ def _from_summary(summary: Mapping[str, Any], records: tuple[RoundRecord, ...]) 
         needs=tuple(summary["needs"]),
         deployed=bool(summary.get("deployed", deployed)),
         shares_model=bool(summary.get("shares_model", True)),  # older files do not have it
+        task=read_task(summary.get("task")),
     )
 
 
 def load_result(folder: Path | str) -> RunResult:
     """Read a finished run from its folder (``result.json`` and ``rounds.jsonl``).
 
+    Args:
+        folder: of the run.
+
+    Returns:
+        The result, with the trained model if the folder has one.
+
     Raises:
         InvalidValueError: there is no finished run, or the two files do not agree.
+
+    Example:
+        >>> load_result("nowhere")
+        Traceback (most recent call last):
+        ...
+        noisewise.errors.InvalidValueError: folder = ...
     """
     folder = Path(folder)
+    if not folder.is_dir():
+        allowed = "must hold a finished run; there is no such folder"
+        raise InvalidValueError("folder", str(folder), allowed)
     try:
         summary = json.loads((folder / "result.json").read_text())
         lines = (folder / "rounds.jsonl").read_text().splitlines()
@@ -342,7 +380,7 @@ def load_result(folder: Path | str) -> RunResult:
             )
         if dict(result.epsilon_spent) != summary["epsilon_spent"]:
             raise ValueError("rounds.jsonl has another epsilon_spent than result.json")
-        return result
+        return result.with_model_in(folder)
     except _UNREADABLE as error:
         raise InvalidValueError(
             "folder", str(folder), f"must hold a finished run ({type(error).__name__}: {error})"
@@ -356,6 +394,8 @@ def load_run(folder: Path | str) -> RunResult:
         InvalidValueError: there is no run, or the folder has no ``run.json`` yet.
     """
     folder = Path(folder)
+    if not folder.is_dir():
+        raise InvalidValueError("folder", str(folder), "must hold a run; there is no such folder")
     if (folder / "result.json").exists():
         return load_result(folder)
     records = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,17 +15,19 @@ from noisewise.aggregation.screening import screen_updates
 from noisewise.errors import UpdateError
 from noisewise.federation.attacks import attacked
 from noisewise.federation.checkpoint import Snapshot
+from noisewise.federation.evaluation import with_scores
 from noisewise.federation.executors import Executor
 from noisewise.federation.prepared import Prepared
-from noisewise.federation.results import RoundRecord
+from noisewise.federation.round_record import RoundRecord
 from noisewise.federation.run_loop import NOT_FINITE
 from noisewise.federation.server_step import ServerStep, server_step, unchanged
 from noisewise.federation.stopwatch import Stopwatch
 from noisewise.noise.variance import aggregate_noise, oracle_noise, signal_share
+from noisewise.privacy.plan import LocalPlan
 from noisewise.privacy.spending import epsilon_spent
 from noisewise.randomness import keyed_generator
 
-__all__ = ["Federation", "choose_members", "play_round"]
+__all__ = ["Federation", "choose_members", "clients_with_budget", "play_round"]
 
 
 @dataclass(frozen=True)
@@ -45,20 +47,23 @@ class Federation:
     first: Mapping[str, Tensor]
 
 
-def choose_members(federation: Federation, snapshot: Snapshot) -> list[int]:
-    """Positions of the next round's clients: a random share of those that have budget left."""
-    with_budget = [
+def clients_with_budget(run: Prepared, snapshot: Snapshot) -> list[int]:
+    """Positions of the clients whose plan has a round left, or needs none."""
+    return [
         position
-        for position, (client, plan) in enumerate(
-            zip(federation.run.ids, federation.run.plans, strict=True)
-        )
+        for position, (client, plan) in enumerate(zip(run.ids, run.plans, strict=True))
         if not plan.is_private or snapshot.rounds_done[client] < plan.rounds
     ]
-    asked = math.ceil(federation.run.settings.participation * len(federation.run.clients))
-    if len(with_budget) <= asked:
+
+
+def choose_members(federation: Federation, snapshot: Snapshot) -> list[int]:
+    """Positions of the next round's clients: a random share of those that have budget left."""
+    with_budget = clients_with_budget(federation.run, snapshot)
+    n_members = math.ceil(federation.run.settings.participation * len(federation.run.clients))
+    if len(with_budget) <= n_members:
         return with_budget
     generator = keyed_generator(federation.run.seed, snapshot.round + 1, "participation")
-    return sorted(int(m) for m in generator.choice(with_budget, size=asked, replace=False))
+    return sorted(int(m) for m in generator.choice(with_budget, size=n_members, replace=False))
 
 
 def play_round(
@@ -75,7 +80,10 @@ def play_round(
     with federation.clock.part("local training"):
         deltas = federation.executor.updates(snapshot.theta, number, members)
     trained = {run.ids[m]: delta for m, delta in zip(members, deltas, strict=True)}
-    received = attacked(trained, run.attacks, run.floor, run.seed, number, federation.first)
+    received: Mapping[str, Tensor] = trained
+    if run.attacks:
+        floor = run.floor * run.method.rate_factor(number) ** 2  # a schedule scales the noise
+        received = attacked(trained, run.attacks, floor, run.seed, number, federation.first)
     with federation.clock.part("aggregation"):
         step = _aggregate(federation, snapshot.counting(received), received)
     return step.snapshot, _record(federation, step)
@@ -98,15 +106,15 @@ def _disclosed(
     federation: Federation, ids: Sequence[str]
 ) -> Mapping[Disclosure, NDArray[np.float64]]:
     """What the method declares that its server needs to know about the clients, and no more."""
-    kept = [federation.run.ids.index(client) for client in ids]
-    clients = [federation.run.clients[k] for k in kept]
-    known = {
-        Disclosure.EPSILON: [client.disclosed_epsilon for client in clients],
-        Disclosure.N_EXAMPLES: [client.spec.n_examples for client in clients],
-        Disclosure.TRUE_VARIANCE: [federation.run.true_noise[k] for k in kept],
+    positions = [federation.run.positions[client] for client in ids]
+    clients = [federation.run.clients[k] for k in positions]
+    values: Mapping[Disclosure, Callable[[], list[float]]] = {
+        Disclosure.EPSILON: lambda: [client.disclosed_epsilon for client in clients],
+        Disclosure.N_EXAMPLES: lambda: [client.spec.n_examples for client in clients],
+        Disclosure.TRUE_VARIANCE: lambda: [federation.run.true_noise[k] for k in positions],
     }
     needs = federation.run.method.aggregator.needs
-    return {need: np.array(known[need], dtype=np.float64) for need in needs}
+    return {need: np.array(values[need](), dtype=np.float64) for need in needs}
 
 
 def _record(federation: Federation, step: ServerStep) -> RoundRecord:
@@ -117,28 +125,43 @@ def _record(federation: Federation, step: ServerStep) -> RoundRecord:
         record = _with_true_noise(run, record, step.ids, step.answer)
         if due:
             with clock.part("evaluation"):
-                scores = federation.executor.evaluate(step.snapshot.released)
-            by_client = dict(zip(run.ids, scores, strict=True))
-            record = replace(
-                record,
-                accuracy={client: score.accuracy for client, score in by_client.items()},
-                train_loss={client: score.train_loss for client, score in by_client.items()},
-            )
+                counted = run.task.one_class and record.round == run.settings.rounds
+                scores = federation.executor.evaluate(
+                    step.snapshot.released, run.evaluated, counted
+                )
+            ids = [run.ids[position] for position in run.evaluated]
+            record = with_scores(record, run.task, dict(zip(ids, scores, strict=True)))
     with clock.part("accounting"):
-        done = step.snapshot.rounds_done
-        spent = {
-            client: epsilon_spent(plan, done[client]) if plan.is_private else None
-            for client, plan in zip(run.ids, run.plans, strict=True)
-        }
+        spent = _spent(run, step.snapshot.rounds_done)
     return replace(record, epsilon_spent=spent)
+
+
+def _spent(run: Prepared, rounds_done: Mapping[str, int]) -> dict[str, float | None]:
+    """Epsilon that each client has spent; clients with the same plan are computed once."""
+    epsilons: dict[tuple[LocalPlan, int], float] = {}
+    spent: dict[str, float | None] = {}
+    for client, plan in zip(run.ids, run.plans, strict=True):
+        if not plan.is_private:
+            spent[client] = None
+            continue
+        key = plan, rounds_done[client]
+        if key not in epsilons:
+            epsilons[key] = epsilon_spent(*key)
+        spent[client] = epsilons[key]
+    return spent
 
 
 def _with_true_noise(
     run: Prepared, record: RoundRecord, ids: Sequence[str], answer: Aggregation
 ) -> RoundRecord:
-    """The record with what follows from the closed-form noise of each update."""
-    kept = [run.ids.index(client) for client in ids]
-    true_noise, reference = run.true_noise[kept], run.reference_noise[kept]
+    """The record with what follows from the closed-form noise of each update, if there is one.
+
+    Under a schedule, noise energies are those of updates divided by the round's factor.
+    """
+    if not run.noise_is_known:
+        return record
+    positions = [run.positions[client] for client in ids]
+    true_noise, reference = run.true_noise[positions], run.reference_noise[positions]
     record = replace(
         record,
         true_noise={client: float(noise) for client, noise in zip(ids, true_noise, strict=True)},
@@ -149,6 +172,6 @@ def _with_true_noise(
     record = replace(record, aggregate_noise=aggregate_noise(answer.weights, true_noise))
     if not np.all(true_noise > 0):
         return record
-    steps = [1 if run.method.normalise else run.plans[k].steps_per_round for k in kept]
+    steps = [1 if run.method.normalise else run.plans[k].steps_per_round for k in positions]
     share = signal_share(answer.weights, true_noise, steps, reference)
     return replace(record, signal_share=share)

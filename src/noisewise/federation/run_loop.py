@@ -8,9 +8,10 @@ on disk, and how the run ends.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 
 import torch
@@ -18,23 +19,73 @@ from torch import Tensor
 
 from noisewise.aggregation.auto_steps import AUTO
 from noisewise.aggregation.methods import Method
+from noisewise.errors import InvalidValueError
 from noisewise.federation.checkpoint import RunFolder, Snapshot
-from noisewise.federation.results import (
-    ClientFacts,
-    RoundRecord,
-    RunResult,
-    RunSettings,
-    Status,
-)
+from noisewise.federation.result_facts import ClientFacts, RunSettings
+from noisewise.federation.results import RunResult, Status
+from noisewise.federation.round_record import RoundRecord
+from noisewise.federation.task_info import TaskInfo
+from noisewise.federation.trained_model import ModelStructure, TrainedModel
 from noisewise.privacy.declaration import Declaration, load_declarations, save_declarations
 
-__all__ = ["NOT_FINITE", "RunLoop", "result_before_training"]
+__all__ = ["NOT_FINITE", "RunLoop", "StopWhen", "released_part", "result_before_training"]
 
 NOT_FINITE = "not finite"
 """Why a simulated round drops all updates if local training overflowed at every client."""
 
+StopWhen = Callable[[RoundRecord, Tensor], bool]
+"""(what a server knows of the last round, released parameters [p]) -> whether the run ends."""
+
 _DECLARATIONS = "declarations.json"
 _log = logging.getLogger(__name__)
+
+
+def released_part(record: RoundRecord) -> RoundRecord:
+    """The record with what a server knows only: weights, dropped updates and noise estimates.
+
+    A simulator also records scores, losses and budgets of the clients. Those are computed from
+    private records: a run that ended by them would disclose them.
+    """
+    return RoundRecord(
+        round=record.round,
+        weights=dict(record.weights),
+        dropped=dict(record.dropped),
+        drop_kinds=dict(record.drop_kinds),
+        noise_estimate=record.noise_estimate,
+        noise_converged=record.noise_converged,
+        noised_accuracy=record.noised_accuracy,
+    )
+
+
+def _asks_to_stop(stop_when: StopWhen, record: RoundRecord, released: Tensor) -> bool:
+    """The answer of ``stop_when``.
+
+    Raises:
+        InvalidValueError: it raises, or does not return True or False.
+    """
+    try:
+        stop: object = stop_when(released_part(record), released.clone())
+    except Exception as error:
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+        allowed = f"must take a round and the released parameters ({reason})"
+        raise InvalidValueError("stop_when", f"raised in round {record.round}", allowed) from error
+    if not isinstance(stop, bool):
+        raise InvalidValueError("stop_when", type(stop).__name__, "must return True or False")
+    return stop
+
+
+def _check_stop_when(stop_when: StopWhen) -> None:
+    """Refuse, before the first round, a function that does not take two arguments.
+
+    It is not called: it may count its calls.
+    """
+    try:
+        inspect.signature(stop_when).bind(None, None)
+    except TypeError as error:
+        allowed = f"must take a round and the released parameters ({error})"
+        raise InvalidValueError("stop_when", getattr(stop_when, "__name__", ""), allowed) from error
+    except ValueError:  # a built-in without a signature
+        return
 
 
 def result_before_training(
@@ -45,6 +96,7 @@ def result_before_training(
     clients: Mapping[str, ClientFacts] | None = None,
     guarantee: Mapping[str, float] | None = None,
     deployed: bool = False,
+    task: TaskInfo | None = None,
 ) -> RunResult:
     """The result of a run before its first round.
 
@@ -55,9 +107,14 @@ def result_before_training(
         clients: what is known about each client; None if a server will learn who takes part.
         guarantee: overall (epsilon, delta), if the run knows it.
         deployed: whether the clients are real sites.
+        task: of the run; by default a classification.
     """
     if method.auto is not None:
         settings = {**settings, "server_rate": AUTO}
+    if method.schedule is not None:
+        settings = {**settings, "schedule": asdict(method.schedule)}
+    if method.optimiser is not None:
+        settings = {**settings, "server_optimiser": asdict(method.optimiser)}
     return RunResult(
         method=method.name,
         seed=seed,
@@ -69,6 +126,7 @@ def result_before_training(
         needs=tuple(sorted(need.value for need in method.needs)),
         deployed=deployed,
         shares_model=method.shares_model,
+        task=task or TaskInfo(),
     )
 
 
@@ -78,7 +136,9 @@ class RunLoop:
     Args:
         before: see `result_before_training`.
         theta: [p] initial parameters; those of a checkpoint take precedence.
+        structure: gives the parameters their names.
         files: the run's folder, which is resumed; None keeps everything in memory.
+        stop_when: ends the run; see `StopWhen`.
 
     Attributes:
         snapshot: the state that the next round starts from.
@@ -90,8 +150,18 @@ class RunLoop:
         InvalidValueError: the folder belongs to another run.
     """
 
-    def __init__(self, before: RunResult, theta: Tensor, files: RunFolder | None = None) -> None:
-        self._before, self._files = before, files
+    def __init__(
+        self,
+        before: RunResult,
+        theta: Tensor,
+        structure: ModelStructure,
+        files: RunFolder | None = None,
+        stop_when: StopWhen | None = None,
+    ) -> None:
+        if stop_when is not None:
+            _check_stop_when(stop_when)
+        self._stop_when = stop_when
+        self._before, self._structure, self._files = before, structure, files
         self.snapshot = Snapshot(0, theta, {}, dict.fromkeys(before.clients, 0))
         self.records: list[RoundRecord] = []
         self.status: Status = "unfinished"
@@ -129,13 +199,21 @@ class RunLoop:
                     len(records),
                 )
             else:
+                self._check_length(snapshot.round, files)
                 self.snapshot, self.records = snapshot, list(records)
-                self._check_divergence()
+                self._check_end()
                 _log.info("%s: resuming after round %d", files.path, snapshot.round)
         self.declarations = load_declarations(files.path / _DECLARATIONS)
         if not self.ended:
             files.result_file.unlink(missing_ok=True)
         self._write_start(files)
+
+    def _check_length(self, done: int, files: RunFolder) -> None:
+        """Refuse a simulation that asks for fewer rounds than are done."""
+        rounds = self._before.settings["rounds"]
+        if done > rounds and not self._before.deployed:
+            allowed = f"{files.path} has {done} rounds; give at least that many, or another folder"
+            raise InvalidValueError("training.rounds", rounds, allowed)
 
     def _write_start(self, files: RunFolder) -> None:
         files.begin(replace(self.result(), status="unfinished", rounds=()).summary())
@@ -163,7 +241,15 @@ class RunLoop:
         self.records.append(record)
         if self._files is not None:
             self._files.save(snapshot, record)
+        self._check_end()
+
+    def _check_end(self) -> None:
+        """Set the status if the last round made the run diverge, or if ``stop_when`` says so."""
         self._check_divergence()
+        if self._stop_when is None or self.status != "unfinished" or not self.records:
+            return
+        if _asks_to_stop(self._stop_when, self.records[-1], self.snapshot.released):
+            self.status = "stopped"
 
     def _check_divergence(self) -> None:
         """Set the status if the last round made the parameters or the loss NaN or infinite."""
@@ -184,15 +270,22 @@ class RunLoop:
             self.status = "finished"
         result = self.result()
         if self._files is not None:
-            theta = None if self.status == "no_updates" else self.snapshot.released
-            self._files.finish(result.summary(), theta)
+            self._files.finish(result.summary(), result.trained)
         return result
 
     def result(self) -> RunResult:
         """What is known so far."""
         clients = self._sites() if self._before.deployed else self._before.clients
-        records = tuple(self.records)
-        return replace(self._before, status=self.status, rounds=records, clients=clients)
+        return replace(
+            self._before,
+            status=self.status,
+            rounds=tuple(self.records),
+            clients=clients,
+            trained=self._trained() if self.changed or self.status == "diverged" else None,
+        )
+
+    def _trained(self) -> TrainedModel:
+        return TrainedModel(self.snapshot.released, self._structure)
 
     def _sites(self) -> dict[str, ClientFacts]:
         """What a server knows about each site: no budget, at most what the site declares."""

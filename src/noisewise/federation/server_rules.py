@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from noisewise.aggregation.base import Disclosure, UpdateMatrix
+from noisewise.aggregation.drop_reason import DropKind, DropReason
 from noisewise.aggregation.methods import Method
 from noisewise.aggregation.screening import Screened, stack_updates
 from noisewise.checks import positive_int
@@ -86,8 +87,9 @@ class ServerRules:
         clients = [client for client in updates if client not in undisclosed]
         dropped = {**absent, **undisclosed}
         if len(clients) < self.min_clients:
-            why = (
-                f"{len(clients)} of at least {self.min_clients} updates: the model stays as it was"
+            why = DropReason(
+                f"{len(clients)} of at least {self.min_clients} updates: the model does not change",
+                DropKind.TOO_FEW,
             )
             _log.error("round %d: %s", snapshot.round + 1, why)
             step = unchanged(snapshot, {**dict.fromkeys(clients, why), **dropped})
@@ -102,8 +104,8 @@ class ServerRules:
         try:
             return server_step(self.method, snapshot, screened, self._disclose)
         except NoisewiseError as error:  # such as too few updates for a guard: the run goes on
-            _log.error("round %d: %s; the model stays as it was", snapshot.round + 1, error)
-            reasons = dict.fromkeys(screened.updates.ids, str(error))
+            _log.error("round %d: %s; the model does not change", snapshot.round + 1, error)
+            reasons = dict.fromkeys(screened.updates.ids, DropReason.of(error))
             return unchanged(snapshot, {**reasons, **screened.dropped})
         except Exception as error:
             step = self._step_without_one(snapshot, screened, type(error).__name__[:60])
@@ -123,8 +125,8 @@ class ServerRules:
         if len(ids) <= self.min_clients:
             return None
         for left_out in ids:
-            kept = [column for column, client in enumerate(ids) if client != left_out]
-            others = UpdateMatrix(values[:, kept], tuple(ids[column] for column in kept))
+            columns = [column for column, client in enumerate(ids) if client != left_out]
+            others = UpdateMatrix(values[:, columns], tuple(ids[column] for column in columns))
             why = f"sent an update on which {self.method.name} fails ({error})"
             without = Screened(others, {**screened.dropped, left_out: why})
             try:

@@ -9,15 +9,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from noisewise.aggregation.base import Aggregation, Disclosure, ServerView
+from noisewise.aggregation.base import (
+    Aggregation,
+    Disclosure,
+    ServerView,
+    State,
+    UpdateMatrix,
+)
+from noisewise.aggregation.drop_reason import DropReason
 from noisewise.aggregation.methods import Method
 from noisewise.aggregation.screening import Screened
+from noisewise.aggregation.server_optimisers import STATE_PREFIX
 from noisewise.errors import InvalidValueError, NoHonestUpdateError, UpdateError
 from noisewise.federation.checkpoint import Snapshot
-from noisewise.federation.results import RoundRecord
+from noisewise.federation.round_record import RoundRecord
 from noisewise.noise.reseeding import reseeded
 
 __all__ = ["Disclose", "ServerStep", "server_step", "unchanged", "with_unforeseen_samples"]
@@ -34,7 +43,7 @@ class ServerStep:
         snapshot: the state after the round.
         dropped: why updates of other clients were not used.
         ids: clients whose updates were aggregated, in the order of the columns.
-        answer: the aggregator's result; None if the round left the model as it was.
+        answer: the aggregator's result; None if the round did not change the model.
     """
 
     snapshot: Snapshot
@@ -49,7 +58,12 @@ class ServerStep:
         return RoundRecord(
             round=self.snapshot.round,
             weights=_by_client(self.ids, answer.weights) if answer else {},
-            dropped=dict(self.dropped),
+            dropped={client: str(reason) for client, reason in self.dropped.items()},
+            drop_kinds={
+                client: reason.kind
+                for client, reason in self.dropped.items()
+                if isinstance(reason, DropReason) and reason.kind
+            },
             noise_estimate=_by_client(estimated, estimate.variance) if estimate else None,
             noise_converged=bool(estimate.converged) if estimate else None,
         )
@@ -67,20 +81,37 @@ def server_step(
         disclose: what the aggregator declares that it needs.
     """
     number, ids = snapshot.round + 1, screened.updates.ids
+    factor, (own, of_optimiser) = method.rate_factor(number), _parted(snapshot.state)
+    updates = screened.updates
+    if factor != 1.0:  # aggregators see updates of one scale in all rounds
+        updates = UpdateMatrix(updates.values / factor, ids)
     try:
-        given: object = method.aggregator.aggregate(
-            ServerView(screened.updates, number, disclose(ids)), snapshot.state
+        aggregation: object = method.aggregator.aggregate(
+            ServerView(updates, number, disclose(ids)), own
         )
     except NoHonestUpdateError as error:
-        return unchanged(snapshot, {**dict.fromkeys(ids, str(error)), **screened.dropped})
-    if not isinstance(given, Aggregation):  # users write aggregators too
-        kind = type(given).__name__
+        return unchanged(snapshot, {**dict.fromkeys(ids, DropReason.of(error)), **screened.dropped})
+    if not isinstance(aggregation, Aggregation):  # users write aggregators too
+        kind = type(aggregation).__name__
         raise UpdateError(f"{method.name}: aggregate() must return an Aggregation, not {kind}")
-    delta, auto = given.delta.to(snapshot.theta), method.auto
-    theta = snapshot.theta + (method.server_rate * delta if auto is None else auto.scaled(delta))
+    delta, auto = aggregation.delta.to(snapshot.theta), method.auto
+    change = method.server_rate * delta if auto is None else auto.scaled(delta)
+    if factor != 1.0:
+        change = change * factor
+    state = aggregation.state
+    if method.optimiser is not None:
+        moved, later = method.optimiser.step(change.double().cpu().numpy(), of_optimiser)
+        change, state = torch.from_numpy(moved).to(change), {**state, **later}
+    theta = snapshot.theta + change
     average = _average(snapshot, theta, _newest_share(method, number))
-    after = Snapshot(number, theta, given.state, snapshot.rounds_done, average)
-    return ServerStep(after, {**screened.dropped, **given.refused}, ids, given)
+    after = Snapshot(number, theta, state, snapshot.rounds_done, average)
+    return ServerStep(after, {**screened.dropped, **aggregation.refused}, ids, aggregation)
+
+
+def _parted(state: State) -> tuple[State, State]:
+    """The aggregator's part of the state, and that of the server's optimiser."""
+    of_optimiser = {k: v for k, v in state.items() if k.startswith(STATE_PREFIX)}
+    return {k: v for k, v in state.items() if k not in of_optimiser}, of_optimiser
 
 
 def unchanged(snapshot: Snapshot, dropped: Mapping[str, str]) -> ServerStep:

@@ -1,7 +1,8 @@
-"""Flower's array records and our flat parameter vector, with every claim of a record checked.
+"""Flower's array records and numpy arrays, with every claim of a record checked.
 
-An array of Flower is the bytes of a ``.npy`` file with a name, a shape and a type beside it. None
+An array of Flower is the bytes of a ``.npy`` file together with a name, a shape and a type. None
 of them is believed: the header is read first, and nothing of the size that it claims is allocated.
+This file needs no torch: a relay at a site imports it.
 """
 
 from __future__ import annotations
@@ -11,17 +12,14 @@ import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-import torch
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
-from torch import Tensor
 
-from noisewise.errors import InvalidValueError, UpdateError
+from noisewise.errors import UpdateError
 from noisewise.flower.wire import ARRAY_TYPE, LONGEST_HEADER, NPY_VERSIONS
 from noisewise.npy import read_npy_header
-from noisewise.training.parameters import ParameterLayout
 
-__all__ = ["DecodedArrays", "array_record", "layout_of", "read_theta", "to_record"]
+__all__ = ["DecodedArrays", "array_record"]
 
 
 class DecodedArrays(Mapping[str, NDArray[np.float32]]):
@@ -47,40 +45,6 @@ class DecodedArrays(Mapping[str, NDArray[np.float32]]):
 def array_record(arrays: Mapping[str, NDArray[np.float32]]) -> ArrayRecord:
     """Arrays by name as a record."""
     return ArrayRecord({name: Array(np.asarray(one, order="C")) for name, one in arrays.items()})
-
-
-def to_record(layout: ParameterLayout, theta: Tensor) -> ArrayRecord:
-    """The parameters [p] under their names."""
-    parts = layout.unflatten(theta.detach().cpu())
-    return array_record({name: part.numpy() for name, part in parts.items()})
-
-
-def layout_of(record: ArrayRecord) -> ParameterLayout:
-    """Names and shapes of a server's initial arrays.
-
-    Raises:
-        InvalidValueError: if an array is not float32. Buffers such as counters do not take part in
-            training: send the trainable parameters only.
-    """
-    for name, array in record.items():
-        if array.dtype != "float32":
-            raise InvalidValueError(
-                f"initial_arrays[{name!r}]", array.dtype, "must be float32: trainable parameters"
-            )
-    if not record:
-        raise InvalidValueError("initial_arrays", "none", "must hold the model's parameters")
-    shapes = tuple(torch.Size(array.shape) for array in record.values())
-    return ParameterLayout(tuple(record.keys()), shapes)
-
-
-def read_theta(record: Mapping[str, Array], layout: ParameterLayout) -> Tensor:
-    """The arrays of a record as one vector [p].
-
-    Raises:
-        UpdateError: if names, shapes, types or sizes are not those of the layout; one line, in
-            bounded length whatever the record claims.
-    """
-    return layout.gather(DecodedArrays(record))
 
 
 def _decode(array: Array, name: str) -> NDArray[np.float32]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from flwr.app import Message, MessageType
 
+from noisewise.aggregation.drop_reason import DropKind, DropReason
 from noisewise.errors import UpdateError
 from noisewise.federation.spool import Spool
 from noisewise.flower.bad_replies import BadReplies
@@ -29,42 +30,50 @@ _log = logging.getLogger(__name__)
 
 
 def collect_updates(
-    replies: Replies, nodes: Iterable[int], asked: OpenRound, spool: Spool, bad_replies: BadReplies
+    replies: Replies,
+    nodes: Iterable[int],
+    open_round: OpenRound,
+    spool: Spool,
+    bad_replies: BadReplies,
 ) -> dict[str, str]:
     """Write each usable update to the spool when it arrives.
 
     Args:
         replies: from these nodes only.
         nodes: all nodes that were asked.
-        asked: the round that replies must answer.
+        open_round: the round that replies must answer.
         spool: receives the updates by client id.
         bad_replies: counts unusable replies.
 
     Returns:
         The clients without a usable update, and why.
     """
-    absent = {str(node): f"did not answer in round {asked.number}" for node in nodes}
+    silent = DropReason(f"did not answer in round {open_round.number}", DropKind.SILENT)
+    absent: dict[str, str] = {str(node): silent for node in nodes}
     for node, reply in replies:
         client = str(node)
         if client in spool:
-            _log.warning("round %d: client %s answered twice", asked.number, client)
+            _log.warning(
+                "round %d: client %s sent a second reply; it is ignored", open_round.number, client
+            )
             continue
         try:
-            spool.add(client, read_update(reply, asked))
+            spool.add(client, read_update(reply, open_round))
             bad_replies.reset(MessageType.TRAIN, node)
             del absent[client]
         except NoReplyError as error:
-            absent[client] = str(error)
+            absent[client] = DropReason.of(error)
         except UpdateError as error:
-            absent[client] = str(error) + bad_replies.count(MessageType.TRAIN, node)
+            more = bad_replies.count(MessageType.TRAIN, node)
+            absent[client] = DropReason.of(error, more)
         del reply
-        if asked.layout.size > _LARGE:
+        if open_round.layout.size > _LARGE:
             gc.collect()  # Flower's messages refer to themselves and would stay in memory
     return absent
 
 
 def collect_accuracies(replies: Replies, number: int, bad_replies: BadReplies) -> dict[str, float]:
-    """Noised accuracies by client id; a site that sends none, or an invalid one, is left out.
+    """Noised scores by client id; a site that sends none, or an invalid one, is left out.
 
     Args:
         replies: from nodes that were asked.
@@ -76,7 +85,7 @@ def collect_accuracies(replies: Replies, number: int, bad_replies: BadReplies) -
         try:
             accuracies.setdefault(str(node), read_noised_accuracy(reply, number))
         except UpdateError as error:
-            _log.info("round %d: no noised accuracy from client %s: it %s", number, node, error)
+            _log.info("round %d: no noised score from client %s: it %s", number, node, error)
             if not isinstance(error, NoReplyError):
                 bad_replies.count(MessageType.EVALUATE, node)
         else:

@@ -27,36 +27,37 @@ def declaration_questions(nodes: Iterable[int]) -> list[Message]:
 
 
 def read_declarations(
-    replies: Iterable[tuple[int, Message | Fault]], asked: Iterable[int]
+    replies: Iterable[tuple[int, Message | Fault]], nodes: Iterable[int]
 ) -> dict[str, Declaration]:
     """Declarations by client id. A node that sends none, or an invalid one, is left out.
 
     Args:
-        replies: (node, its reply or what went wrong); whatever the iterator raises ends the asking.
-        asked: the nodes.
+        replies: (node, its reply or what went wrong). If the iterator raises, the declarations
+            received so far are returned.
+        nodes: the nodes.
     """
     declared: dict[str, Declaration] = {}
-    remaining = set(asked)
+    remaining = set(nodes)
     try:
         for node, reply in replies:
             if node not in remaining:
                 continue
             remaining.discard(node)
             try:
-                found = _read(reply)
+                declaration = _read(reply)
             except Exception as error:  # whatever a node sends, it concerns this node only
                 words = str(error) if isinstance(error, NoisewiseError) else type(error).__name__
-                _log.warning("site %s: its declaration is invalid and left out: %s", node, words)
+                _log.warning("site %s: its declaration is invalid and ignored: %s", node, words)
                 continue
-            if found is not None:
-                declared[str(node)] = found
-    except Exception as error:  # a report without declarations is no reason to stop a run
-        _log.warning("asking for declarations failed: %s", type(error).__name__)
+            if declaration is not None:
+                declared[str(node)] = declaration
+    except Exception as error:  # missing declarations must not stop a run
+        _log.warning("the request for declarations failed: %s", type(error).__name__)
     return declared
 
 
 def _read(reply: Message | Fault) -> Declaration | None:
-    """The declaration of a reply; None if the node gave no answer."""
+    """The declaration of a reply; None if the node did not answer."""
     if isinstance(reply, Fault) or reply.has_error():
         return None
     content = reply.content

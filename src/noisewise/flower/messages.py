@@ -7,7 +7,6 @@ values are checked by `noisewise.site.instruction`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
@@ -25,8 +24,7 @@ from noisewise.flower.wire import (
     NOISED_ACCURACY,
     ROUND,
 )
-from noisewise.privacy.declaration import Declaration
-from noisewise.site.instruction import Instruction, Question
+from noisewise.site.requests import Instruction, Question
 
 __all__ = [
     "accuracy_content",
@@ -64,7 +62,7 @@ def check_empty(content: RecordDict) -> None:
     """
     if len(content):
         names = [str(name)[:20] for name in list(content)[:5]]
-        raise InvalidValueError("records", names, "must be none: the question has no content")
+        raise InvalidValueError("records", names, "must be empty: this request has no content")
 
 
 def asked_round(message: Message) -> object:
@@ -81,17 +79,17 @@ def update_content(update: Mapping[str, NDArray[np.float32]]) -> RecordDict:
 
 
 def accuracy_content(accuracy: float) -> RecordDict:
-    """The content of a reply with a noised accuracy."""
+    """The content of a reply with a noised score."""
     return RecordDict({METRICS: MetricRecord({NOISED_ACCURACY: accuracy})})
 
 
-def declaration_content(declared: Declaration) -> RecordDict:
-    """The content of a reply with a declaration."""
-    return RecordDict({DECLARATION: ConfigRecord(asdict(declared))})
+def declaration_content(declared: Mapping[str, str | float]) -> RecordDict:
+    """The content of a reply with the fields of a declaration."""
+    return RecordDict({DECLARATION: ConfigRecord(dict(declared))})
 
 
 def _config(content: RecordDict, allowed: tuple[str, ...]) -> ConfigRecord:
-    """The config record of a message that holds exactly these keys, and arrays beside it."""
+    """The config record of a message that has exactly these keys and an arrays record."""
     names = sorted(str(name)[:20] for name in content)
     if names != [ARRAYS, CONFIG] or [*content.array_records] != [ARRAYS]:
         words = f"must be {ARRAYS} and {CONFIG}, nothing else"

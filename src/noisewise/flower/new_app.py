@@ -17,6 +17,7 @@ from noisewise.errors import InvalidValueError
 from noisewise.storage import write_atomic
 from noisewise.training.models import make_model
 from noisewise.training.parameters import ParameterLayout
+from noisewise.training.tasks import make_task
 
 __all__ = ["AppSettings", "write_app"]
 
@@ -38,11 +39,12 @@ class AppSettings:
     """What the server of an app decides, and which plans it permits.
 
     Args:
-        method: one that can be guarded: RobustHDP, NoiseWise or an own ``"package.module:name"``.
+        method: one that can be guarded: RobustHDP, NoiseWise or your own ``"package.module:name"``.
         learning_rate: of the sites' local steps, or "auto"; see `NoiseAware`.
         model: name of the model.
         input_shape: of one record.
         classes: number of outputs of the model.
+        task: name of a task; its loss and metrics are the sites' and the server's.
         permitted: the plans that the federation permits; by default those of the demo.
     """
 
@@ -52,6 +54,10 @@ class AppSettings:
     input_shape: tuple[int, ...] = (1, 8, 8)
     classes: int = 10
     permitted: Permitted = field(default_factory=Permitted)
+    task: str = "classification"
+
+    def __post_init__(self) -> None:
+        make_task(self.task)
 
     def made_method(self) -> Method:
         """The method; if it needs a number of server steps, that of a typical permitted plan.
@@ -99,6 +105,7 @@ class AppSettings:
             "model": self.model,
             "input_shape": ", ".join(map(str, self.input_shape)),
             "classes": f"{self.classes}",
+            "task": self.task,
         }
 
 

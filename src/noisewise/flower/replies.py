@@ -1,4 +1,4 @@
-"""Read an update or a noised accuracy from a site's reply, and check everything in it."""
+"""Read an update or a noised score from a site's reply, and check everything in it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ import torch
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
+from noisewise.aggregation.drop_reason import DropKind, DropReason
 from noisewise.aggregation.screening import update_fault
 from noisewise.errors import UpdateError
-from noisewise.flower.arrays import read_theta
+from noisewise.flower.parameter_records import read_theta
 from noisewise.flower.wire import (
     ARRAYS,
     DELTA,
     HIGHEST_ACCURACY,
     LOWEST_ACCURACY,
     METRICS,
+    NODE_UNAVAILABLE,
     NOISED_ACCURACY,
+    REFUSED,
 )
 from noisewise.training.parameters import ParameterLayout
 
@@ -32,6 +35,9 @@ __all__ = [
     "read_update",
     "reading",
 ]
+
+
+_KINDS = {REFUSED: DropKind.REFUSED, NODE_UNAVAILABLE: DropKind.LOST}
 
 
 class NoReplyError(UpdateError):
@@ -84,28 +90,31 @@ class OpenRound:
 
 
 @reading()
-def read_update(reply: Message | Fault, asked: OpenRound) -> Tensor:
+def read_update(reply: Message | Fault, open_round: OpenRound) -> Tensor:
     """The update [p] of a reply. It passes `update_fault` and needs no second screening.
 
     Args:
         reply: of a site, or why there is none.
-        asked: the round that the reply must answer.
+        open_round: the round that the reply must answer.
 
     Raises:
         NoReplyError: there is no reply to read.
         UpdateError: what is wrong with the reply, in one line.
     """
-    records = _content(reply, asked.number, "update").array_records
+    records = _content(reply, open_round.number, "update").array_records
     if len(records) != 1 or next(iter(records)) not in (DELTA, ARRAYS):
         names = [str(name)[:20] for name in list(records)[:3]]
-        raise UpdateError(f"sent the array records {names}, expected {DELTA!r} or {ARRAYS!r}")
+        raise _other_form(f"sent the array records {names}, expected {DELTA!r} or {ARRAYS!r}")
     (name, record), *_ = records.items()
-    update = read_theta(record, asked.layout)
+    try:
+        update = read_theta(record, open_round.layout)
+    except UpdateError as error:
+        raise _other_form(str(error)) from None
     if name == ARRAYS:
-        if asked.normalise:
-            raise UpdateError("sent parameters, but updates divided by their steps are needed")
-        update -= asked.theta
-    fault = update_fault(update, asked.layout.size, torch.float32)
+        if open_round.normalise:
+            raise _other_form("sent parameters, but updates divided by their steps are needed")
+        update -= open_round.theta
+    fault = update_fault(update, open_round.layout.size, torch.float32)
     if fault is not None:
         raise UpdateError(fault)
     return update
@@ -113,7 +122,7 @@ def read_update(reply: Message | Fault, asked: OpenRound) -> Tensor:
 
 @reading()
 def read_noised_accuracy(reply: Message | Fault, number: int) -> float:
-    """The noised accuracy of a reply.
+    """The noised score of a reply.
 
     Args:
         reply: of a site, or why there is none.
@@ -138,11 +147,17 @@ def read_noised_accuracy(reply: Message | Fault, number: int) -> float:
     return value
 
 
+def _other_form(text: str) -> UpdateError:
+    return UpdateError(DropReason(text, DropKind.OTHER_FORM))
+
+
 def _content(reply: Message | Fault, number: int, what: str) -> RecordDict:
     if isinstance(reply, Fault):
         raise (UpdateError if reply.counts else NoReplyError)(reply.reason)
     if reply.has_error():
-        raise NoReplyError(f"gave no {what} (code {reply.error.code})")
+        code = reply.error.code
+        kind = _KINDS.get(code, DropKind.FAILED)
+        raise NoReplyError(DropReason(f"gave no {what} (code {code})", kind))
     if reply.metadata.group_id not in ("", str(number)):
         raise UpdateError(f"answered round {str(reply.metadata.group_id)[:20]!r}")
     return reply.content

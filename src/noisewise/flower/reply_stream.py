@@ -29,7 +29,7 @@ _TRIES = 3  # pulls of one reply that may raise before the server drops the repl
 _PATIENCE = 5.0  # seconds to wait for one pull before the next reply is pulled
 _SLACK = 512 << 20  # bytes that pulls may take besides the copies of a reply
 _COPIES = 10  # of a reply: Flower holds chunks, objects and arrays at the same time
-_STRAY_PULLS = 8  # largest number of hanging pulls of messages that are no replies
+_STRAY_PULLS = 8  # largest number of hanging pulls of messages that are not replies
 _STATM = Path("/proc/self/statm")
 
 T = TypeVar("T")
@@ -93,22 +93,22 @@ def fetch_replies(
 
 
 def senders(
-    asked: Mapping[int, Message], replies: Iterable[Message]
+    instructions: Mapping[int, Message], replies: Iterable[Message]
 ) -> Iterator[tuple[int, Message]]:
     """Find the sender of each reply by the message that it answers.
 
     Args:
-        asked: the messages, by node.
+        instructions: the messages, by node.
         replies: of these nodes.
 
     Returns:
         (node that was asked, its reply), without messages that answer none of ``asked``.
     """
-    nodes = {message.metadata.message_id: node for node, message in asked.items()}
+    nodes = {message.metadata.message_id: node for node, message in instructions.items()}
     for reply in replies:
         node = nodes.get(reply.metadata.reply_to_message_id)
         if node is None:
-            _log.warning("a message that is no reply to this server was discarded")
+            _log.warning("a message that is not a reply to this server was discarded")
         else:
             yield node, reply
 
@@ -131,7 +131,7 @@ def _push(grid: Grid, messages: Sequence[Message]) -> dict[int, Fault]:
             grid.push_messages([message])
         except Exception as error:
             _check_connection(grid, error)
-            reason = f"did not let its instruction be sent ({type(error).__name__[:60]})"
+            reason = f"could not receive its instruction ({type(error).__name__[:60]})"
             unsent[message.metadata.dst_node_id] = Fault(reason)
     return unsent
 
@@ -169,7 +169,7 @@ class _Awaited:
 
         Args:
             pull: that has ended.
-            strays: whether messages that are no replies are arriving at this time.
+            strays: whether messages that are not replies are arriving at this time.
         """
         reply = pull.result()
         self.innocent = bool(self.innocent or (strays and (self.raised or pull.raised)))
@@ -197,7 +197,7 @@ def _pull_one(grid: Grid, message_id: str) -> Callable[[], Message | None]:
 
 
 class _Strays:
-    """Fetches and discards messages that are no replies.
+    """Fetches and discards messages that are not replies.
 
     Flower (1.41) lets a SuperNode push a message that is no reply, and delivers it together with
     the reply that is pulled next. That reply is lost if the message cannot be decoded. Discarding
@@ -223,7 +223,7 @@ class _Strays:
         self._calls = [call for call in self._calls if call not in ended]
         self.present = any(call.result() or call.raised for call in ended) or bool(self._calls)
         if self.present and not self.ever:
-            _log.warning("a site sends messages that are no replies; they are discarded")
+            _log.warning("a site sends messages that are not replies; the server discards them")
         self.ever = self.ever or self.present
 
 

@@ -39,7 +39,7 @@ def end_run(run: RunLoop, failed: int) -> None:
 
     Args:
         run: it has ended, or too many rounds in a row failed.
-        failed: number of last rounds in a row that left the model as it was.
+        failed: number of last rounds in a row that did not change the model.
 
     Raises:
         NoUpdatesError: no round changed the model.
@@ -54,8 +54,8 @@ def end_run(run: RunLoop, failed: int) -> None:
     )
     if not run.ended:
         raise UpdateError(
-            f"{failed} rounds in a row left the model as it was, after {result.rounds_changed} "
+            f"{failed} rounds in a row did not change the model, after {result.rounds_changed} "
             f"that changed it; run the same command again to resume\n{causes}"
         )
     if unchanged:
-        _log.warning("%d of %d rounds left the model as it was", unchanged, len(result.rounds))
+        _log.warning("%d of %d rounds did not change the model", unchanged, len(result.rounds))

@@ -28,22 +28,29 @@ from noisewise.checks import fraction, non_negative_number, positive_int, positi
 from noisewise.errors import InvalidValueError, UpdateError
 from noisewise.federation.checkpoint import RunFolder, alone_in
 from noisewise.federation.fingerprint import server_fingerprint
-from noisewise.federation.results import RoundRecord, RunSettings
+from noisewise.federation.result_facts import RunSettings
+from noisewise.federation.round_record import RoundRecord
 from noisewise.federation.run_loop import RunLoop, result_before_training
 from noisewise.federation.server_rules import ServerRules
 from noisewise.federation.server_step import ServerStep, with_unforeseen_samples
 from noisewise.federation.spool import Spool
-from noisewise.flower.arrays import layout_of, read_theta, to_record
+from noisewise.federation.task_info import TaskInfo
+from noisewise.federation.trained_model import ModelStructure
+from noisewise.flower import show_log
 from noisewise.flower.bad_replies import MAX_BAD_REPLIES, BadReplies
 from noisewise.flower.collecting import Replies, collect_accuracies, collect_updates
 from noisewise.flower.declaration_messages import declaration_questions, read_declarations
-from noisewise.flower.public_accuracy import Evaluate, public_accuracy
+from noisewise.flower.parameter_records import layout_of, read_theta, to_record
+from noisewise.flower.public_scores import Evaluate, with_public_scores
 from noisewise.flower.replies import OpenRound
 from noisewise.flower.reply_stream import fetch_replies, senders
+from noisewise.flower.round_log import note_round
+from noisewise.flower.run_configs import check_configs
 from noisewise.flower.run_ending import closing_on_error, end_run
 from noisewise.flower.wire import ARRAYS, CONFIG, LEARNING_RATE, NOISED_ACCURACY, ROUND
 from noisewise.randomness import keyed_generator
 from noisewise.training.parameters import ParameterLayout
+from noisewise.training.tasks import CLASSIFICATION, Task
 
 __all__ = ["NoiseAware"]
 
@@ -81,6 +88,7 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         evaluate_every: number of rounds between two requests to the round's clients for a noised
             accuracy of the new model. A site answers if its file allows it; the answer costs
             budget. 0 does not ask.
+        task: of the run, for the metrics on public records and for reports.
         max_bad_replies: a site that sends this number of unusable replies in a row (undecodable,
             another shape, not finite, ...) is not asked again until the server is restarted. A site
             that does not answer, or does not take part, is asked again.
@@ -107,7 +115,10 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         evaluate_every: int = 0,
         declaration_seconds: float = 120.0,
         max_bad_replies: int = MAX_BAD_REPLIES,
+        task: Task = CLASSIFICATION,
     ) -> None:
+        show_log()
+        self.task = TaskInfo.of(task)
         self.method = with_unforeseen_samples(_as_method(method))
         by_client = {
             need: {str(node): value for node, value in values.items()}
@@ -158,23 +169,21 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
             initial_arrays: trainable parameters; those of a checkpoint take precedence.
             num_rounds: total number of rounds, including those before a restart.
             timeout: time limit of a round in seconds; overrides ``round_seconds``.
-            train_config: must be empty: a site accepts a round and a learning rate, nothing else.
-            evaluate_config: must be empty: a site accepts a round, nothing else.
-            evaluate_fn: (round, arrays) -> metrics on public records; ``accuracy`` is recorded.
+            train_config: may repeat the strategy's learning rate, as ``lr`` or ``learning-rate``;
+                sites accept nothing else.
+            evaluate_config: must be empty.
+            evaluate_fn: (round, arrays) -> metrics on public records; those of the task
+                are recorded.
 
         Raises:
             InvalidValueError: the folder belongs to another run, another process trains this run,
-                or a config is not empty.
+                or a config has something that no site accepts.
             NoUpdatesError: no round changed the model. The status of the run is ``no_updates``, and
                 there is no model. Flower marks the run as failed.
             UpdateError: too few clients connected, or too many rounds in a row failed. The same
                 call resumes the run.
         """
-        for name, config in (("train_config", train_config), ("evaluate_config", evaluate_config)):
-            if config:
-                raise InvalidValueError(
-                    name, sorted(config), "must be empty: sites refuse other keys"
-                )
+        check_configs(train_config, evaluate_config, self.learning_rate)
         seconds = self.round_seconds if timeout is None else positive_number("timeout", timeout)
         with alone_in(self.folder):
             if self._auto:
@@ -186,7 +195,7 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
             result, failed = Result(), 0
             while not run.ended and failed <= self.failures_allowed:
                 record = self._play_round(run, grid, seconds, evaluate_fn)
-                self._note(record, result)
+                note_round(record, self.task, result)
                 failed = 0 if record.changed else failed + 1
             result.arrays = self._arrays(run.snapshot.released)
             end_run(run, failed)
@@ -204,8 +213,10 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         files = None
         if self.folder is not None:
             files = RunFolder(self.folder, server_fingerprint(self.method, repr(layout)))
-        before = result_before_training(self.method, self.seed, settings, deployed=True)
-        self.run = RunLoop(before, read_theta(initial, layout), files)
+        before = result_before_training(
+            self.method, self.seed, settings, deployed=True, task=self.task
+        )
+        self.run = RunLoop(before, read_theta(initial, layout), ModelStructure(layout), files)
         return self.run
 
     def _play_round(
@@ -225,7 +236,7 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
     def _evaluate(
         self, step: ServerStep, grid: Grid, seconds: float, evaluate_fn: Evaluate | None
     ) -> RoundRecord:
-        """The round's record with the accuracy on public records and the sites' noised accuracies.
+        """The round's record with the metrics on public records and the sites' noised scores.
 
         Sites are asked only if the round changed the model, because an answer costs them budget.
         """
@@ -235,31 +246,13 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
             return record
         number, arrays = record.round, self._arrays(step.snapshot.released)
         if evaluate_fn is not None:
-            record = replace(record, accuracy=public_accuracy(evaluate_fn(number, arrays)))
+            record = with_public_scores(record, self.task, evaluate_fn(number, arrays))
         if ask_sites:
             questions = list(self.configure_evaluate(number, arrays, ConfigRecord(), grid))
             replies = self._replies(grid, questions, seconds)
             accuracies = collect_accuracies(replies, number, self.bad_replies)
             record = replace(record, noised_accuracy=accuracies)
         return record
-
-    def _note(self, record: RoundRecord, result: Result) -> None:
-        """Add a round's accuracies to Flower's result, and log the round."""
-        public, noised = record.mean_accuracy, record.mean_noised_accuracy
-        if math.isfinite(public):
-            metrics = MetricRecord({"accuracy": public})
-            result.evaluate_metrics_serverapp[record.round] = metrics
-        if math.isfinite(noised):
-            metrics = MetricRecord({NOISED_ACCURACY: noised})
-            result.evaluate_metrics_clientapp[record.round] = metrics
-        _log.info(
-            "round %d: %d updates used, %d not; accuracy on public records %s%s",
-            record.round,
-            len(record.used),
-            len(record.dropped),
-            f"{100 * public:.1f} %" if math.isfinite(public) else "not measured",
-            f"; noised accuracy of sites {100 * noised:.1f} %" if math.isfinite(noised) else "",
-        )
 
     # ------------------------------------------------------------ Flower's five methods
 
@@ -273,7 +266,8 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
                 raise InvalidValueError("learning_rate", AUTO, allowed)
             self._begin(arrays, server_round)
         nodes = self._choose(grid, server_round)
-        fields = ConfigRecord({ROUND: server_round, LEARNING_RATE: self.learning_rate})
+        rate = self.learning_rate * self.method.rate_factor(server_round)
+        fields = ConfigRecord({ROUND: server_round, LEARNING_RATE: rate})
         content = RecordDict({ARRAYS: arrays, CONFIG: fields})
         self._asked = {
             node: Message(content, node, MessageType.TRAIN, group_id=str(server_round))
@@ -310,7 +304,7 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """The mean of the valid noised accuracies; None if there is none."""
+        """The mean of the valid noised scores; None if there is none."""
         sent = senders(self._questions, replies)
         accuracies = list(collect_accuracies(sent, server_round, self.bad_replies).values())
         if not accuracies:
@@ -348,7 +342,7 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
                 raise UpdateError(
                     f"{len(nodes)} of at least {self.min_clients} clients connected within "
                     f"{self.wait_seconds:g} s"
-                    + (f", besides {excluded} that sent unusable replies" if excluded else "")
+                    + (f", not counting {excluded} that sent unusable replies" if excluded else "")
                 )
             time.sleep(min(self.poll_seconds, 1.0))
         count = max(self.min_clients, math.ceil(self.participation * len(nodes)))
@@ -390,9 +384,9 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
     def _aggregate(self, run: RunLoop, number: int, replies: Replies) -> ServerStep:
         """Collect the updates of a round on disk, then aggregate them."""
         assert self._layout is not None
-        asked = OpenRound(number, self._layout, run.snapshot.theta, self.method.normalise)
+        open_round = OpenRound(number, self._layout, run.snapshot.theta, self.method.normalise)
         with Spool(None if self.folder is None else self.folder / "incoming") as spool:
-            absent = collect_updates(replies, self._asked, asked, spool, self.bad_replies)
+            absent = collect_updates(replies, self._asked, open_round, spool, self.bad_replies)
             return self._rules.aggregate(run.snapshot, spool, absent)
 
     def _asks_for_accuracy(self, number: int) -> bool:

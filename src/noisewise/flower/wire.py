@@ -27,6 +27,7 @@ __all__ = [
     "LONGEST_HEADER",
     "LOWEST_ACCURACY",
     "METRICS",
+    "NODE_UNAVAILABLE",
     "NOISED_ACCURACY",
     "NOT_TAKING_PART",
     "NPY_VERSIONS",
@@ -62,10 +63,13 @@ NOISED_ACCURACY = "noised-accuracy"
 """Key of `METRICS`: a float."""
 
 LOWEST_ACCURACY, HIGHEST_ACCURACY = -1.0, 2.0
-"""Bounds of a noised accuracy. Its noise has a deviation of at most 1/4 (see `MetricsPart`)."""
+"""Bounds of a noised score. Its noise has a deviation of at most 1/4 (see `MetricsPart`)."""
 
 REFUSED = 451
 """Code of the error reply; the same for every reason."""
+
+NODE_UNAVAILABLE = 5
+"""Code of Flower's error reply for a node that it lost."""
 
 NOT_TAKING_PART = "not taking part"
 """Text of the error reply; the same for every reason."""

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from noisewise.text import short_repr
+
 __all__ = ["Estimator", "Matrix", "NoiseEstimate", "WarmStart"]
 
 Matrix = torch.Tensor | NDArray[np.floating[Any]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NoiseEstimate:
     """The estimated noise energy of each client's update.
 
@@ -33,6 +35,15 @@ class NoiseEstimate:
     method: str
     converged: bool = True
     details: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """The method and the range of the estimates."""
+        finite = len(self.variance) > 0
+        return short_repr(
+            self, method=self.method, updates=len(self.variance), converged=self.converged,
+            smallest=float(self.variance.min()) if finite else None,
+            largest=float(self.variance.max()) if finite else None,
+        )  # fmt: skip
 
 
 @runtime_checkable

@@ -131,9 +131,9 @@ class Factor:
         error[present] = error[twin]
         loadings = np.zeros((n, 0))
         if np.all(fit.noise > 0):
-            found = signal_loadings(distinct.total / grams.rows, fit.noise, grams.rows)
-            loadings = np.zeros((n, found.shape[1]))
-            loadings[keep] = found
+            fitted = signal_loadings(distinct.total / grams.rows, fit.noise, grams.rows)
+            loadings = np.zeros((n, fitted.shape[1]))
+            loadings[keep] = fitted
             loadings[present] = loadings[twin] * np.sqrt(energy[present] / energy[twin])[:, None]
         details: dict[str, Any] = {
             "rank": fit.rank,
@@ -207,13 +207,16 @@ def _distinct(gram: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.
         is parallel to ([n]; its own number where it is kept).
     """
     energy = np.diagonal(gram)
-    keep: list[int] = []
+    keep, n_kept = np.empty(energy.size, dtype=np.int64), 0
     twin = np.arange(energy.size)
     for i in np.flatnonzero(energy > 0):
-        for j in keep:
-            if abs(gram[i, j]) >= (1 - _SAME) * np.sqrt(energy[i] * energy[j]):
-                twin[i] = j
-                break
+        kept_columns = keep[:n_kept]
+        parallel = np.abs(gram[i, kept_columns]) >= (1 - _SAME) * np.sqrt(
+            energy[i] * energy[kept_columns]
+        )
+        if parallel.any():
+            twin[i] = kept_columns[int(np.argmax(parallel))]
         else:
-            keep.append(int(i))
-    return np.array(keep, dtype=np.int64), twin
+            keep[n_kept] = i
+            n_kept += 1
+    return keep[:n_kept], twin

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from noisewise.checks import known_name
 from noisewise.errors import InvalidValueError
 from noisewise.noise.estimate import Estimator
 from noisewise.noise.factor_estimator import Factor
 from noisewise.noise.norm_estimator import Norm
 from noisewise.noise.pcp_estimator import PCP
-from noisewise.plugins import load_object
+from noisewise.plugins import OR_OWN, load_object
 
 __all__ = ["ESTIMATORS", "make_estimator"]
 
@@ -39,18 +40,15 @@ def make_estimator(name: str, **options: object) -> Estimator:
         >>> make_estimator("norm").name
         'norm'
     """
-    factory: object = ESTIMATORS.get(name)
-    if factory is None and ":" in name:
+    factory: object
+    if ":" in name:
         factory = load_object(name, "estimator")
-    if factory is None:
-        known = ", ".join(ESTIMATORS)
-        raise InvalidValueError(
-            "estimator", name, f'must be one of {known}, or "package.module:name"'
-        )
+    else:
+        factory = ESTIMATORS[known_name("estimator", name, ESTIMATORS, OR_OWN)]
     try:
-        made = factory(**options) if callable(factory) else factory
+        estimator = factory(**options) if callable(factory) else factory
     except TypeError as error:
         raise InvalidValueError("estimator", name, str(error)) from error
-    if not isinstance(made, Estimator):
+    if not isinstance(estimator, Estimator):
         raise InvalidValueError("estimator", name, "must have a name and estimate(updates)")
-    return made
+    return estimator

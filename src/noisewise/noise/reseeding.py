@@ -68,5 +68,5 @@ def reseeded(part: T, seed: int | None, field: str) -> T:
         "must not read coordinates that clients can predict: if it reads every coordinate, add "
         "`reads_all_coordinates = True` to the class; if it draws a sample, add a method "
         "reseeded(seed) that returns a copy with that seed, where None means the operating "
-        "system's randomness (docs/own_parts.md)",
+        "system's randomness (docs/own_aggregators.md)",
     )

@@ -87,8 +87,8 @@ class SpreadTracker:
             The estimate and the state for the next round.
         """
         p = updates.shape[0]
-        kept = np.unique(np.linspace(0, p - 1, min(p, self.coordinates)).astype(np.int64))
-        rows = updates[kept].double().cpu().numpy() * np.sqrt(p / len(kept))
+        coordinates = np.unique(np.linspace(0, p - 1, min(p, self.coordinates)).astype(np.int64))
+        rows = updates[coordinates].double().cpu().numpy() * np.sqrt(p / len(coordinates))
         precision = precisions(variance)
         if "square" not in state:
             state = {}
@@ -97,7 +97,7 @@ class SpreadTracker:
         )
         last_ids = [str(client) for client in state["ids"]] if state else []
         columns = [i for i, client in enumerate(ids) if client in last_ids]
-        if state and len(columns) > 1 and state["rows"].shape[0] == len(kept):
+        if state and len(columns) > 1 and state["rows"].shape[0] == len(coordinates):
             last_columns = [last_ids.index(ids[i]) for i in columns]
             products = state["rows"][:, last_columns].T @ rows[:, columns]
             observed = _own_part(products, state["precision"][last_columns], precision[columns])
@@ -106,7 +106,7 @@ class SpreadTracker:
                 count += 1
                 share = 1 / min(count, self.memory)
                 value += share * (difference - value)
-                square = (1 - share) ** 2 * square + share**2 * variance_times_p / len(kept)
+                square = (1 - share) ** 2 * square + share**2 * variance_times_p / len(coordinates)
         next_state = {
             "ids": np.array(list(ids), dtype=np.str_),
             "rows": rows,
@@ -145,14 +145,16 @@ def _own_part(
     if min(largest) == 0:
         return None
     weights = np.outer(before / largest[0], now / largest[1])  # scaled: products cannot overflow
-    own = np.eye(len(products), dtype=bool)
-    if not (np.any(weights[own]) and np.any(weights[~own])):
+    same_client = np.eye(len(products), dtype=bool)
+    if not (np.any(weights[same_client]) and np.any(weights[~same_client])):
         return None
-    difference = np.average(products[own], weights=weights[own]) - np.average(
-        products[~own], weights=weights[~own]
+    difference = np.average(products[same_client], weights=weights[same_client]) - np.average(
+        products[~same_client], weights=weights[~same_client]
     )
     with np.errstate(over="ignore"):
         scaled_variance = (
-            (1 / weights[own].sum() + 1 / weights[~own].sum()) / largest[0] / largest[1]
+            (1 / weights[same_client].sum() + 1 / weights[~same_client].sum())
+            / largest[0]
+            / largest[1]
         )
     return float(difference), min(float(scaled_variance), _LARGEST)

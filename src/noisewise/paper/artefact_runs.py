@@ -17,6 +17,7 @@ from noisewise.experiments.config import (
     CompareConfig,
     ExperimentConfig,
     MethodConfig,
+    TaskConfig,
     TrackConfig,
 )
 from noisewise.experiments.runner import Job, find_methods
@@ -104,8 +105,10 @@ class Column:
         """The column, split by the setting under which its runs are stored."""
         if self.shared is None:
             return (self,)
-        own = tuple(job for job in self.jobs if job not in self.shared.jobs)
-        return (replace(self, jobs=own, shared=None), self.shared) if own else (self.shared,)
+        unshared = tuple(job for job in self.jobs if job not in self.shared.jobs)
+        return (
+            (replace(self, jobs=unshared, shared=None), self.shared) if unshared else (self.shared,)
+        )
 
     @property
     def unpublished(self) -> dict[str, float]:
@@ -198,9 +201,9 @@ def _column(
             allowed = f"comes from {artefact.name}; {_RATE} sets one for all methods"
             raise InvalidValueError("compare.methods.learning_rate", method.learning_rate, allowed)
     first = next(iter(sweep.columns))
-    stored = [(method, name if _matters(sweep.told, method) else first) for method in methods]
+    stored = [(method, name if _matters(sweep.disclosure, method) else first) for method in methods]
     if name != (overrides.columns or (first,))[0]:  # only the first selected column shows the rest
-        stored = [(method, name) for method in methods if _matters(sweep.told, method)]
+        stored = [(method, name) for method in methods if _matters(sweep.disclosure, method)]
     seeds = config.compare.seeds if overrides.seeds is None else overrides.seeds
     published = rate is None and _RATE not in overrides.config_fields
     placed = [
@@ -245,10 +248,10 @@ def _check_not_swept(
                 raise InvalidValueError("--set", f"{key}={value}", allowed)
 
 
-def _matters(told: str | None, method: MethodConfig) -> bool:
+def _matters(disclosure: str | None, method: MethodConfig) -> bool:
     """Whether the method's server receives the swept field."""
     needs = make_method(method.name, method.options).aggregator.needs
-    return told is None or told in {need.value for need in needs}
+    return disclosure is None or disclosure in {need.value for need in needs}
 
 
 def _rate_source(artefact: Artefact, column: str) -> str:
@@ -270,10 +273,21 @@ def _method(artefact: Artefact, column: str, method: MethodConfig, published: bo
 
 
 # Fields (table, key) that older versions did not have: at their default they do not change a name.
-_ADDED_LATER = (
-    ("", "columns"), ("", "features"), ("data", "min_records"), ("data", "target"),
-    ("data", "classes"), ("data", "text_length"), ("population", "order"),
-)  # fmt: skip
+_ADDED_LATER: dict[tuple[str, str], Any] = {
+    ("", "columns"): None, ("", "features"): None, ("", "task"): TaskConfig().model_dump(),
+    ("data", "min_records"): None, ("data", "target"): None, ("data", "classes"): None,
+    ("data", "text_length"): None, ("data", "images"): None, ("data", "dtype"): None,
+    ("data", "length"): None, ("data", "person"): None, ("data", "records_per_person"): None,
+    ("population", "order"): None, ("population", "unit"): "record",
+    ("population", "max_records"): None, ("training", "clip"): "norm",
+    ("training", "evaluate_clients"): 1.0, ("training", "schedule"): None,
+    ("training", "local_optimiser"): None, ("training", "server_optimiser"): None,
+    ("training", "stop_when"): None,
+}  # fmt: skip
+_EARLIER_DEFAULTS = {
+    "loss": "torch.nn.functional:cross_entropy",
+    "metric": "noisewise.federation.evaluation:accuracy",
+}
 
 
 def setting_name(column: Column) -> str:
@@ -286,10 +300,13 @@ def setting_name(column: Column) -> str:
     plain = config.model_dump(mode="json", exclude={"compare", "method", "seed"})
     for key in ("executor", "ray_address"):
         plain["training"].pop(key)
-    for table, key in _ADDED_LATER:
+    for (table, key), default in _ADDED_LATER.items():
         fields = plain[table] if table else plain
-        if fields[key] is None:
+        if fields[key] == default:
             fields.pop(key)
+    for key, default in _EARLIER_DEFAULTS.items():
+        if plain["training"][key] is None:
+            plain["training"][key] = default
     plain["data"]["folder"] = None
     plain["track"] = TrackConfig().model_dump(mode="json")
     digest = hashlib.sha256(to_json([plain, column.rate_source]).encode()).hexdigest()[:10]

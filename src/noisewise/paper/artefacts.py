@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from noisewise.checks import known_name
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.config import ExperimentConfig, parse_config, replace_fields
 from noisewise.schema import Strict
@@ -28,7 +29,7 @@ class Sweep(Strict):
         field: its dotted name.
         values: one value for each column.
         names: the names of the columns; by default the values as text.
-        told: the disclosure through which the field reaches a method's server. Methods that do not
+        disclosure: through which the field reaches a method's server. Methods that do not
             receive it run in the first of the selected columns only, since their runs would be the
             same in all columns.
     """
@@ -36,7 +37,7 @@ class Sweep(Strict):
     field: str
     values: Annotated[list[Any], Field(min_length=1)]
     names: list[str] | None = None
-    told: str | None = None
+    disclosure: str | None = None
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -133,6 +134,4 @@ def load_artefact(name: str) -> Artefact:
         >>> load_artefact("noise-table").about.label
         'table:fmnist_noise'
     """
-    if name not in _all():
-        raise InvalidValueError("name", name, f"must be one of {', '.join(_all())}")
-    return _all()[name]
+    return _all()[known_name("name", name, _all())]

@@ -21,11 +21,11 @@ __all__ = ["convergence"]
 def convergence(artefact: Artefact, columns: Sequence[str]) -> Outcome:
     """Compute the noise term of the bound, as printed and in a variant that keeps the weights."""
     dists = list(columns) or list(artefact.about.options["dists"])
-    printed, kept, largest, drift = {}, {}, {}, []
+    printed, weighted, largest, drift = {}, {}, {}, []
     for dist in dists:
         bounds = {flag: _bounds(artefact, dist, flag) for flag in (False, True)}
         printed[dist] = {method: b.noise for method, b in bounds[False].items()}
-        kept[dist] = {method: b.noise for method, b in bounds[True].items()}
+        weighted[dist] = {method: b.noise for method, b in bounds[True].items()}
         drift.append(1 - bounds[True]["DPFedAvg"].noise / bounds[True]["DPFedAvg"].psi_sigma)
         largest[dist] = bounds[False]["DPFedAvg"].largest_rate
     methods = list(next(iter(printed.values())))
@@ -35,11 +35,11 @@ def convergence(artefact: Artefact, columns: Sequence[str]) -> Outcome:
         }, 3)
         for name, title, table in (
             ("printed", "Noise term as printed, divided by that of uniform weights", printed),
-            ("weighted", "The same with the term sum w_i^2 E_i sigma_i^2", kept),
+            ("weighted", "The same with the term sum w_i^2 E_i sigma_i^2", weighted),
         )
     )  # fmt: skip
     same = all(len({round(v, 12) for v in row.values()}) == 1 for row in printed.values())
-    smaller = all(row["RobustHDP"] < row["DPFedAvg"] for row in kept.values())
+    smaller = all(row["RobustHDP"] < row["DPFedAvg"] for row in weighted.values())
     rates = f"{min(largest.values()):.1e} to {max(largest.values()):.1e}"
     return Outcome(
         grids,

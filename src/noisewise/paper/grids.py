@@ -1,4 +1,4 @@
-"""Tables of our figures beside the published ones, as text, Markdown, CSV and LaTeX."""
+"""Tables of our figures next to the published ones, as text, Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 

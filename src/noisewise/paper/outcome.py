@@ -1,4 +1,4 @@
-"""The outcome of an artefact: tables beside the paper's, checked claims, figures, data."""
+"""The outcome of an artefact: tables next to the paper's, checked claims, figures, data."""
 
 from __future__ import annotations
 

@@ -103,13 +103,13 @@ def _times(origin: Mapping[str, Any]) -> list[str]:
         return [call]
     facts = [f"{call} for the last call"]
     if compute := origin.get("compute"):
-        seconds, what = compute["seconds"], f"{compute['count']} {compute['of']}"
+        seconds, trained_runs = compute["seconds"], f"{compute['count']} {compute['of']}"
         if compute["complete"]:
-            facts.append(f"{what} trained in {duration(seconds)}, added up")
+            facts.append(f"{trained_runs} trained in {duration(seconds)}, added up")
         elif seconds >= 1:
-            facts.append(f"{what} trained in at least {duration(seconds)}, added up")
+            facts.append(f"{trained_runs} trained in at least {duration(seconds)}, added up")
         else:
-            facts.append(f"training time of {what} not recorded")
+            facts.append(f"training time of {trained_runs} not recorded")
         code = ", ".join(compute["code"])
         if code != (origin["commit"] or f"noisewise {origin['noisewise']}"):
             facts.append(f"code of the training: {code}")

@@ -13,17 +13,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
+from noisewise.palette import BLUE, INK, MUTED, ORANGE
 from noisewise.paper.grids import Grid
-from noisewise.report.chart import (
-    BLUE,
-    INK,
-    MUTED,
-    ORANGE,
-    label_ends,
-    method_styles,
-    new_axes,
-    plain_numbers,
-)
+from noisewise.report.chart import label_ends, method_styles, new_axes, plain_numbers
 
 __all__ = [
     "Line",

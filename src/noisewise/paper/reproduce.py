@@ -143,8 +143,8 @@ def reproduce(
             "options": [*options, *(["--collect"] if collect else [])],
         }
         if outcome.training_time is not None:
-            what = "first round(s)" if about.kind == "first round" else "run(s)"
-            origin["compute"] = outcome.training_time.data() | {"of": what}
+            unit = "first round(s)" if about.kind == "first round" else "run(s)"
+            origin["compute"] = outcome.training_time.data() | {"of": unit}
         no_result = about.kind == "trained" and not seeds
         if folder is None or no_result:
             return Reproduction(artefact, whole, origin)
@@ -288,26 +288,30 @@ def _write_page(folder: Path, artefact: Artefact, done: Sequence[Trained]) -> tu
 
 
 def _exact_columns(artefact: Artefact, overrides: Overrides) -> tuple[str, ...]:
-    known = default_columns(artefact)
+    allowed_columns = default_columns(artefact)
     for name in overrides.columns or ():
-        if name not in known:
-            allowed = f"must be one of {', '.join(known)}" if known else "has no effect here"
+        if name not in allowed_columns:
+            allowed = (
+                f"must be one of {', '.join(allowed_columns)}"
+                if allowed_columns
+                else "has no effect here"
+            )
             raise InvalidValueError("--dists", name, allowed)
-    return overrides.columns or known
+    return overrides.columns or allowed_columns
 
 
 def _check_effect(artefact: Artefact, overrides: Overrides) -> None:
     """Reject options that have no effect on an artefact, rather than ignore them."""
-    given: dict[str, object] = {"--methods": overrides.methods}
+    options: dict[str, object] = {"--methods": overrides.methods}
     reason = "which shows all methods"
     if artefact.about.kind in ("exact", "elsewhere"):
-        given |= {"--seeds": overrides.seeds, "--rounds": overrides.rounds}
-        given |= {"--set": dict(overrides.settings) or None}
+        options |= {"--seeds": overrides.seeds, "--rounds": overrides.rounds}
+        options |= {"--set": dict(overrides.settings) or None}
         reason = "which is computed from closed forms"
     if artefact.about.kind == "elsewhere":
-        given |= {"--dists": overrides.columns}
+        options |= {"--dists": overrides.columns}
         reason = "which is not computed by this command"
-    for option, value in given.items():
+    for option, value in options.items():
         if value is not None:
             allowed = f"has no effect on {artefact.name}, {reason}; leave it out"
             raise InvalidValueError(option, value, allowed)

@@ -80,7 +80,7 @@ def _speed(dataset: str, model_name: str) -> _Speed:
 
             seconds.append(_timed(update) / plan.steps_per_round)
         with torch.no_grad():
-            rows = data.inputs.to(memory_format=torch.channels_last)  # as in evaluation
+            rows = data.tensor.to(memory_format=torch.channels_last)  # as in evaluation
             evaluated = _timed(lambda: model(rows)) / len(data)
     record = max((seconds[1] - seconds[0]) / (_BATCHES[1] - _BATCHES[0]), 0.0)
     return _Speed(max(seconds[0] - record * _BATCHES[0], 0.0), record, evaluated, len(theta))

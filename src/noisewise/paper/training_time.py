@@ -1,4 +1,4 @@
-"""The time and the code of the training behind an artefact, recorded beside each run.
+"""The time and the code of the training behind an artefact, stored with each run.
 
 Training a run may take several sessions, by several calls and long before the artefact is written.
 So the time of the call that writes the artefact is not the time of the training.
@@ -118,7 +118,7 @@ def read_run_time(run: Path) -> TrainingTime:
 
 
 def write_update_time(path: Path, seconds: float) -> TrainingTime:
-    """Record the training time of stored first-round updates, in a file beside them."""
+    """Record the training time of stored first-round updates, in a file next to them."""
     content = to_json({"code": code_name(), "seconds": seconds}, indent=1) + "\n"
     write_atomic(path.with_suffix(".json"), content.encode())
     return TrainingTime(1, seconds, True, (code_name(),))

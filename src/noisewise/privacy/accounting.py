@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
-from noisewise.checks import fraction, positive_int, positive_number
+from noisewise.checks import fraction, positive_int, positive_number, with_suggestion
 from noisewise.errors import AccountingError, InvalidValueError
 from noisewise.privacy.pld_accountant import (
     ROUNDING_PER_STEP,
@@ -112,7 +112,8 @@ def check_accountant(name: str) -> None:
         InvalidValueError: names the accountants.
     """
     if name not in ACCOUNTANTS:
-        raise InvalidValueError("accountant", name, f"must be one of {', '.join(ACCOUNTANTS)}")
+        allowed = f"must be one of {', '.join(ACCOUNTANTS)}"
+        raise InvalidValueError("accountant", name, with_suggestion(name, ACCOUNTANTS, allowed))
 
 
 def check_bounds(sample_rate: float, steps: int, delta: float, accountant: str) -> None:

@@ -24,7 +24,7 @@ LARGE_DELTA = 1e-4
 
 @dataclass(frozen=True)
 class PrivacyBudget:
-    """(epsilon, delta) for adding or removing one record of one client.
+    """(epsilon, delta) for adding or removing one record, or one person, of one client.
 
     Training without a budget is written as ``None``; an infinite epsilon is an error.
 
@@ -40,7 +40,9 @@ class PrivacyBudget:
         fraction("delta", self.delta, one_allowed=False)
 
 
-def budget_warnings(budget: PrivacyBudget, records: int | None = None) -> list[str]:
+def budget_warnings(
+    budget: PrivacyBudget, records: int | None = None, unit: str = "record"
+) -> list[str]:
     """Warnings about a weak budget, each with its consequence; an empty list for a usual budget.
 
     By Bayes' rule, an attacker's odds that a record was used grow by at most e^epsilon. A mechanism
@@ -48,7 +50,8 @@ def budget_warnings(budget: PrivacyBudget, records: int | None = None) -> list[s
 
     Args:
         budget: of a client or site.
-        records: the declared number of records; None if it is unknown.
+        records: the declared number of records, or of persons; None if it is unknown.
+        unit: what the budget protects, "record" or "person".
 
     Example:
         >>> budget_warnings(PrivacyBudget(2.0, 1e-6), records=2400)
@@ -61,35 +64,35 @@ def budget_warnings(budget: PrivacyBudget, records: int | None = None) -> list[s
     epsilon, delta = budget.epsilon, budget.delta
     if epsilon > NO_EPSILON:
         warnings.append(
-            f"epsilon = {epsilon:g}: practically no protection. {_odds(epsilon, 1e-6)} Choose an "
-            f"epsilon of at most {WEAK_EPSILON:g}, better 1."
+            f"epsilon = {epsilon:g}: practically no protection. {_odds(epsilon, 1e-6, unit)} "
+            f"Choose an epsilon of at most {WEAK_EPSILON:g}, better 1."
         )
     elif epsilon > WEAK_EPSILON:
         warnings.append(
-            f"epsilon = {epsilon:g}: weak protection. {_odds(epsilon, 0.01)} Choose an epsilon of "
-            f"at most {WEAK_EPSILON:g}, better 1."
+            f"epsilon = {epsilon:g}: weak protection. {_odds(epsilon, 0.01, unit)} Choose an "
+            f"epsilon of at most {WEAK_EPSILON:g}, better 1."
         )
     if records is None and delta > LARGE_DELTA:
         warnings.append(
-            f"delta = {delta:g} is large: publishing each record in full with probability "
-            f"{delta:g} would satisfy this delta. Choose a delta far below 1/records."
+            f"delta = {delta:g} is large: publishing each {unit} in full with probability "
+            f"{delta:g} would satisfy this delta. Choose a delta far below 1/{unit}s."
         )
     elif records is not None and delta * records >= 1:
         warnings.append(
-            f"delta = {delta:g} is not below 1/records = 1/{records}: publishing whole records at "
+            f"delta = {delta:g} is not below 1/{unit}s = 1/{records}: publishing whole {unit}s at "
             f"random, {delta * records:.3g} of {records} on average, would satisfy this delta. "
             f"Choose a delta far below 1/{records}, for example {0.01 / records:.0e}."
         )
     return warnings
 
 
-def _odds(epsilon: float, prior: float) -> str:
+def _odds(epsilon: float, prior: float, unit: str) -> str:
     """What e^epsilon means for an attacker whose first guess has the probability ``prior``."""
     factor = f"{math.exp(epsilon):.3g}" if epsilon < 700 else f"e^{epsilon:g}"
     odds_against = (1 - prior) / prior * math.exp(-epsilon)  # after the replies
     posterior = f"{100 / (1 + odds_against):.4g}" if odds_against > 1e-4 else "more than 99.99"
     return (
-        "The replies can multiply an attacker's odds that a given record was used by up to "
+        f"The replies can multiply an attacker's odds that a given {unit} was used by up to "
         f"{factor}: a guess of 1 in {1 / prior:,.0f} can become a probability of {posterior} %."
     )
 

@@ -29,7 +29,7 @@ SLACK = 0.002
 """A calibrated plan may leave up to this share of its epsilon unused."""
 
 LARGEST_EPSILON, SMALLEST_EPSILON, MOST_PLANNED_STEPS = 10_000.0, 0.01, 10_000_000
-"""Bounds of a calibration, beside those of the accountants (`noisewise.privacy.accounting`)."""
+"""Bounds of a calibration, more than those of the accountants (`noisewise.privacy.accounting`)."""
 
 _LARGEST_Z, _SMALLEST_Z = 1e6, 1e-3
 

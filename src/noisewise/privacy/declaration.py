@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from noisewise.data.specs import UNITS
 from noisewise.errors import InvalidValueError
 from noisewise.storage import write_atomic
 
-__all__ = ["UNITS", "Declaration", "load_declarations", "read_declaration", "save_declarations"]
-
-UNITS = ("record",)
-"""The units that a budget can protect."""
+__all__ = ["Declaration", "load_declarations", "read_declaration", "save_declarations"]
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +48,9 @@ def read_declaration(fields: Mapping[str, object]) -> Declaration:
         raise InvalidValueError("declaration", names, "must be exactly unit, epsilon and delta")
     unit = fields["unit"]
     if type(unit) is not str or unit not in UNITS:
-        raise InvalidValueError("declaration.unit", str(unit)[:20], f"must be one of {UNITS}")
+        raise InvalidValueError(
+            "declaration.unit", str(unit)[:20], f"must be one of {', '.join(UNITS)}"
+        )
     return Declaration(unit, _number(fields, "epsilon", math.inf), _number(fields, "delta", 1.0))
 
 

@@ -6,16 +6,20 @@ import functools
 from dataclasses import dataclass
 
 from noisewise.checks import fraction, positive_int, positive_number
-from noisewise.data.specs import ClientSpec
+from noisewise.data.specs import ClientSpec, Unit, check_unit
 from noisewise.errors import AccountingError, InvalidValueError
 from noisewise.privacy.accounting import DEFAULT_ACCOUNTANT, check_accountant
 from noisewise.privacy.budget import PrivacyBudget
 from noisewise.privacy.calibration import Calibration, calibrate
+from noisewise.text import short_repr
 
-__all__ = ["LocalPlan", "make_plan", "non_private_plan"]
+__all__ = ["CLIP_RULES", "LocalPlan", "make_plan", "non_private_plan"]
+
+CLIP_RULES = ("norm", "normalise")
+"""How a record's gradient is bounded; see `LocalPlan`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LocalPlan:
     """How one client trains in every round, and what that costs.
 
@@ -28,6 +32,13 @@ class LocalPlan:
         rounds: number of rounds that z was calibrated for.
         accountant: the accountant that z was calibrated with and that computes epsilon.
         budget: of the client; None without privacy.
+        clip_rule: "norm" shortens a record's gradient to the norm c if it is longer; "normalise"
+            scales every gradient g to c g / (||g|| + 0.01) (automatic clipping, Bu et al. 2022).
+            Either way a record contributes at most c, so the accounting is the same.
+        unit: what the budget protects. With "person", read "person" for "record" above: persons
+            are sampled, and the mean gradient of a person's records is bounded as one vector.
+        max_records: the largest number of a person's records in a step, chosen at random in every
+            step; None for records.
 
     Raises:
         InvalidValueError: a value is out of range, or clipping and noise come without a budget.
@@ -41,8 +52,26 @@ class LocalPlan:
     rounds: int
     accountant: str
     budget: PrivacyBudget | None
+    clip_rule: str = "norm"
+    unit: Unit = "record"
+    max_records: int | None = None
+
+    def __repr__(self) -> str:
+        """What decides the cost of the plan."""
+        budget = self.budget
+        return short_repr(
+            self, sample_rate=self.sample_rate, steps_per_round=self.steps_per_round,
+            rounds=self.rounds, clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier,
+            accountant=self.accountant, unit=self.unit,
+            epsilon=None if budget is None else budget.epsilon,
+            delta=None if budget is None else budget.delta,
+        )  # fmt: skip
 
     def __post_init__(self) -> None:
+        if self.clip_rule not in CLIP_RULES:
+            allowed = "must be one of " + ", ".join(CLIP_RULES)
+            raise InvalidValueError("clip_rule", self.clip_rule, allowed)
+        check_unit(self.unit, self.max_records)
         fraction("sample_rate", self.sample_rate)
         positive_int("expected_batch", self.expected_batch)
         positive_int("steps_per_round", self.steps_per_round)
@@ -81,6 +110,7 @@ def make_plan(
     rounds: int,
     clip_norm: float,
     accountant: str = DEFAULT_ACCOUNTANT,
+    clip_rule: str = "norm",
 ) -> LocalPlan:
     """Make the plan of a client: q = b/N, E_i steps in each round, z calibrated for all rounds.
 
@@ -89,6 +119,7 @@ def make_plan(
         rounds: E, all rounds in which the client may take part.
         clip_norm: c.
         accountant: ``pld``, ``rdp`` or ``moments``.
+        clip_rule: "norm" or "normalise"; see `LocalPlan`.
 
     Returns:
         The plan with the smallest z that keeps epsilon within the client's budget.
@@ -118,6 +149,9 @@ def make_plan(
         rounds=rounds,
         accountant=accountant,
         budget=budget,
+        clip_rule=clip_rule,
+        unit=spec.unit,
+        max_records=spec.max_records,
     )
 
 
@@ -140,4 +174,6 @@ def non_private_plan(
         rounds=rounds,
         accountant=accountant,
         budget=None,
+        unit=spec.unit,
+        max_records=spec.max_records,
     )

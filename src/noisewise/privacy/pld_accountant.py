@@ -13,12 +13,17 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from noisewise.privacy.loss_distribution import compose_steps, one_step_distribution
+from noisewise.privacy.loss_distribution import (
+    PrivacyLossDistribution,
+    compose_steps,
+    one_step_distribution,
+)
 
 __all__ = [
     "ROUNDING_PER_STEP",
     "SMALLEST_PLD_NOISE",
     "StepKinds",
+    "composed_distribution",
     "fits_in_memory",
     "grid_widths",
     "loss_variance",
@@ -87,15 +92,26 @@ def pld_epsilon_on_grid(kinds: StepKinds, delta: float, width: float, *, large: 
         large: whether the grid is one of several, so that distributions have many points.
     """
     with np.errstate(over="ignore"):
-        composed = [
-            compose_steps(
-                one_step_distribution(q, z, width), steps, large=large or steps > _MANY_STEPS
-            )
-            for q, z, steps in kinds
-        ]
-        total = functools.reduce(lambda one, other: one.compose(other), composed)
+        total = composed_distribution(kinds, width, large=large)
         steps = sum(steps for _, _, steps in kinds)
         return float(total.get_epsilon_for_delta(reduced_delta(delta, steps)))
+
+
+def composed_distribution(
+    kinds: StepKinds, width: float, *, large: bool
+) -> PrivacyLossDistribution:
+    """The pessimistic loss distribution of all steps together on one grid.
+
+    Args:
+        kinds: the steps.
+        width: of the grid of losses.
+        large: whether the grid is one of several, so that distributions have many points.
+    """
+    composed = [
+        compose_steps(one_step_distribution(q, z, width), steps, large=large or steps > _MANY_STEPS)
+        for q, z, steps in kinds
+    ]
+    return functools.reduce(lambda one, other: one.compose(other), composed)
 
 
 def pld_epsilons_by_round(
@@ -133,13 +149,13 @@ def grid_widths(kinds: StepKinds) -> tuple[float, ...]:
     if len(kinds) == 1:
         [(q, z, steps)] = kinds
         std = _step_loss_std(q, z)
-        wanted = min(0.12 * std, 0.03 * std * math.sqrt(steps), 0.05)
+        width = min(0.12 * std, 0.03 * std * math.sqrt(steps), 0.05)
     else:
         variance = loss_variance(kinds)
         std = math.sqrt(variance / sum(steps for _, _, steps in kinds))
-        wanted = 2.0 ** math.floor(math.log2(min(0.12 * std, 0.03 * math.sqrt(variance), 0.05)))
+        width = 2.0 ** math.floor(math.log2(min(0.12 * std, 0.03 * math.sqrt(variance), 0.05)))
     largest_loss = max(_largest_loss(q, z) for q, z, _ in kinds)
-    finest = max(wanted, largest_loss / _FINE_GRID)
+    finest = max(width, largest_loss / _FINE_GRID)
     widths = [max(finest, largest_loss / _COARSE_GRID)]
     while widths[-1] > finest:
         widths.append(max(finest, widths[-1] / 4))

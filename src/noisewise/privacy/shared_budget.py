@@ -51,7 +51,7 @@ def plan_with_releases(plan: LocalPlan, releases: Counts) -> LocalPlan:
     alone = composed_epsilon(releases, budget.delta, plan.accountant)
     if alone >= largest:
         raise InvalidValueError(
-            "epsilon of the releases beside training",
+            "epsilon of the releases other than training",
             float(f"{alone:.4g}"),
             f"must be below {largest:g} of the budget's epsilon {budget.epsilon:g}; choose fewer "
             "releases or more noise for them",
@@ -69,7 +69,7 @@ def plan_with_releases(plan: LocalPlan, releases: Counts) -> LocalPlan:
         quiet, noisy = noisy, 2 * noisy
     else:
         raise InvalidValueError(
-            "epsilon of the releases beside training",
+            "epsilon of the releases other than training",
             float(f"{alone:.4g}"),
             f"leaves too little of the budget's epsilon {budget.epsilon:g} for {plan.rounds} "
             "rounds; choose fewer releases or more noise for them",

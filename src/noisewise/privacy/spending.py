@@ -28,6 +28,13 @@ def epsilon_spent(plan: LocalPlan, rounds_done: int) -> float:
     Raises:
         InvalidValueError: ``rounds_done`` is negative or no whole number.
         AccountingError: the accountant has no valid epsilon for this number of rounds.
+
+    Example:
+        >>> from noisewise.data.specs import ClientSpec
+        >>> from noisewise.privacy.plan import make_plan
+        >>> plan = make_plan(ClientSpec("a", 600, 30, 1.0, 1e-5), rounds=2, clip_norm=1.0)
+        >>> 0 < epsilon_spent(plan, 1) < epsilon_spent(plan, 2) <= 1.0
+        True
     """
     non_negative_int("rounds_done", rounds_done)
     if rounds_done == 0:
@@ -47,7 +54,7 @@ def _from_all_steps(plan: LocalPlan, rounds: int) -> float:
     )
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1 << 16)
 def spending_curve(plan: LocalPlan) -> tuple[float, ...]:
     """Epsilon after 1, 2, ... of the planned rounds, each an upper bound.
 

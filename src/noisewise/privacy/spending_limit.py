@@ -151,7 +151,7 @@ class SpendingLimit:
     def remaining(
         self, counts: Counts, sample_rate: float, noise_multiplier: float, steps: int
     ) -> int:
-        """How many times the steps fit beside ``counts``, exactly.
+        """How many times the steps fit in addition to ``counts``, exactly.
 
         The result is at most 2^24, and at most what the accountants' bounds allow.
 

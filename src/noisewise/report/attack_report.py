@@ -10,7 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from noisewise.federation.task_info import MetricInfo, TaskInfo
+from noisewise.text import align_columns
+
 __all__ = ["AttackRow", "attack_figure", "attack_text"]
+
+ACCURACY = TaskInfo().main
 
 
 @dataclass(frozen=True)
@@ -22,46 +27,53 @@ class AttackRow:
         attack: name of the attack, or ``no attack``.
         attackers: number of attackers.
         weight: total weight of all attackers, mean over rounds.
-        accuracy: accuracy of the last round, mean over clients.
-        without_attack: accuracy of the same method without an attack.
+        score: main metric of the last round, over all clients.
+        without_attack: that of the same method without an attack.
         breaks_policy: whether an honest client could never send such an update.
         diverged: whether the model became NaN or infinite.
         honest_refused: number of updates of honest clients that were dropped, over all rounds.
+        metric: the main metric.
     """
 
     method: str
     attack: str
     attackers: int
     weight: float
-    accuracy: float
+    score: float
     without_attack: float
     breaks_policy: bool
     diverged: bool
     honest_refused: int = 0
+    metric: MetricInfo = ACCURACY
 
     @property
     def loss(self) -> float:
-        """Accuracy lost by the attack."""
-        return self.without_attack - self.accuracy
+        """By how much the attack makes the main metric worse."""
+        return self.metric.rank(self.score) - self.metric.rank(self.without_attack)
 
 
 def attack_text(rows: Sequence[AttackRow]) -> str:
     """Return a table with one line for each attack and method."""
-    width = max([20, *(len(row.method) for row in rows)])
-    lines = [f"{'attack':<20} {'method':<{width}} {'weight':>8} {'accuracy':>9} {'cost':>7}"]
+    name = rows[0].metric.name if rows else "score"
+    table = [("attack", "method", "weight", name, "cost", "")]
     for row in rows:
+        metric = row.metric
         weight = "" if row.attackers == 0 else f"{row.weight:.3f}"
-        cost = "" if row.attackers == 0 else f"{100 * row.loss:+.1f}"
-        note = "  diverged" if row.diverged else ""
-        lines.append(
-            f"{row.attack:<20} {row.method:<{width}} {weight:>8} {100 * row.accuracy:>7.1f} % "
-            f"{cost:>6}{note}"
-        )
-    return "\n".join(lines)
+        cost = "" if row.attackers == 0 else _number(metric, metric.scale * row.loss, "+")
+        note = "diverged" if row.diverged else ""
+        table.append((row.attack, row.method, weight, metric.text(row.score), cost, note))
+    return "\n".join(align_columns(table, right=(2, 3, 4)))
+
+
+def _number(metric: MetricInfo, value: float, sign: str = "") -> str:
+    return f"{value:{sign}.1f}" if metric.unit == "%" else f"{value:{sign}.4g}"
 
 
 def attack_figure(rows: Sequence[AttackRow]) -> Figure:
-    """Return two grids, method by attack: weight of the attackers, and accuracy."""
+    """Return two grids, method by attack: weight of the attackers, and the main metric."""
+    metric = rows[0].metric if rows else ACCURACY
+    scores = [row.score for row in rows if np.isfinite(row.score)] or [0.0]
+    limits = (0.0, 100.0) if metric.unit == "%" else (min(scores), max(scores))
     attacks = list(dict.fromkeys(row.attack for row in rows))
     methods = list(dict.fromkeys(row.method for row in rows))
     cell = {(row.method, row.attack): row for row in rows}
@@ -76,8 +88,10 @@ def attack_figure(rows: Sequence[AttackRow]) -> Figure:
         lambda m, a: cell[m, a].weight if (m, a) in cell else np.nan, "{:.2f}",
     )  # fmt: skip
     _grid(
-        lower, methods, attacks, "cividis_r", (0.0, 100.0), "Accuracy under attack [%]",
-        lambda m, a: 100 * cell[m, a].accuracy if (m, a) in cell else np.nan, "{:.1f}",
+        lower, methods, attacks, "cividis_r" if metric.larger_is_better else "cividis", limits,
+        f"{metric.label.capitalize()} under attack",
+        lambda m, a: metric.scale * cell[m, a].score if (m, a) in cell else np.nan,
+        "{:.1f}" if metric.unit == "%" else "{:.3g}",
     )  # fmt: skip
     return figure
 

@@ -8,7 +8,9 @@ from scipy.stats import norm
 
 from noisewise.federation.canary_audit import AuditResult
 from noisewise.federation.hostile_audit import HostileResult
-from noisewise.report.chart import BLUE, INK, ORANGE, new_axes
+from noisewise.palette import BLUE, INK, ORANGE
+from noisewise.report.chart import new_axes
+from noisewise.text import align_columns
 
 __all__ = ["audit_figure", "audit_text", "hostile_text"]
 
@@ -18,23 +20,27 @@ def audit_text(result: AuditResult) -> str:
     bound = result.bound
     lines = [
         f"claimed by the ledger     epsilon {result.claimed:.4g} at delta {bound.delta:g} "
-        f"(z = {result.noise_multiplier:g}, one step on all records, {result.accountant})",
+        f"(z = {result.noise_multiplier:g}, one step on all {result.unit}s, {result.accountant})",
         f"proven by guessing        epsilon at least {bound.epsilon:.4g} (mu {bound.mu:.4g})",
         "",
-        f"{'canaries':<12} {'number':>7} {'wrong guesses':>14} {'rate':>8} "
-        f"{f'rate at most ({bound.confidence:.0%})':>20}",
     ]
+    limit_heading = f"rate at most ({bound.confidence:.0%})"
+    table = [("canaries", "number", "wrong guesses", "rate", limit_heading)]
     for name, number, errors, limit in (
         ("present", bound.present, bound.misses, bound.miss_bound),
         ("absent", bound.absent, bound.false_alarms, bound.alarm_bound),
     ):
-        lines.append(f"{name:<12} {number:>7} {errors:>14} {errors / number:>8.4f} {limit:>20.4f}")
+        table.append((name, str(number), str(errors), f"{errors / number:.4f}", f"{limit:.4f}"))
+    lines += align_columns(table, right=range(1, 5))
     verdict = (
         "VIOLATED: the guesses prove a larger epsilon than claimed"
         if result.violated
         else "consistent: the guesses prove no larger epsilon than claimed"
     )
-    return "\n".join([*lines, "", f"{verdict} ({result.runs} runs of {result.canaries} canaries)"])
+    kind = "canaries"
+    if result.unit == "person":
+        kind = f"persons with {result.records_per_person} records each"
+    return "\n".join([*lines, "", f"{verdict} ({result.runs} runs of {result.canaries} {kind})"])
 
 
 def hostile_text(model: str, deployed: HostileResult, simulator: HostileResult) -> str:
@@ -42,10 +48,11 @@ def hostile_text(model: str, deployed: HostileResult, simulator: HostileResult) 
     lines = [
         f"parameters chosen by a hostile server, model {model}, synthetic records",
         "",
-        f"{'engine':<18} {'pairs of sums':>13} {'largest change / c':>19} {'above c':>8}",
     ]
+    table = [("engine", "pairs of sums", "largest change / c", "above c")]
     for name, result in (("deployed client", deployed), ("simulator", simulator)):
-        lines.append(f"{name:<18} {result.trials:>13} {result.ratio:>19.7f} {result.above:>8}")
+        table.append((name, str(result.trials), f"{result.ratio:.7f}", str(result.above)))
+    lines += align_columns(table, right=range(1, 4))
     verdict = (
         "VIOLATED: one record changed a sum by more than the clipping norm c"
         if deployed.violated

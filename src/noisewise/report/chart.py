@@ -6,72 +6,44 @@ import io
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter, Formatter, FuncFormatter
 
+from noisewise.palette import GRID, INK, MUTED, PALETTE
 from noisewise.storage import write_atomic
 from noisewise.text import printable
 
 __all__ = [
-    "AMBER",
-    "BLUE",
-    "DARK_PALETTE",
-    "GREEN",
-    "GRID",
-    "INK",
-    "MUTED",
-    "ORANGE",
-    "PALETTE",
-    "PINK",
     "Chart",
     "Style",
     "Table",
+    "add_legend",
     "add_tips",
     "escape_texts",
     "fix_layout",
     "label_ends",
+    "marker_symbol",
     "method_styles",
     "new_axes",
     "plain_numbers",
     "save_figure",
     "style_axes",
+    "text_width",
 ]
 
-INK, MUTED, GRID = "#1b1f24", "#6a7077", "#e2e5e9"
 FONT_SIZE = 9.5
+_LEGEND_ROWS = 4  # what the heights of the figures allow for
 Grid = Literal["x", "y", "both"]
 
-# Okabe and Ito's palette for colour-blind readers: (colour of marks, darker colour of text).
-PALETTE = (
-    ("#0072b2", "#005b8f"),
-    ("#e69f00", "#8f6300"),
-    ("#009e73", "#00704f"),
-    ("#cc79a7", "#a0487a"),
-    ("#d55e00", "#a84a00"),
-    ("#56b4e9", "#1f78ab"),
-    ("#8c6d31", "#6b5222"),
-    ("#7d6bb3", "#5f4f94"),  # of Alone only
-)
-BLUE, AMBER, GREEN, PINK, ORANGE, SKY, BROWN, VIOLET = (mark for mark, _ in PALETTE)
-# The colours of the palette on a dark page.
-DARK_PALETTE = (
-    "#4aa8e0",
-    "#f0b93c",
-    "#2fc49a",
-    "#e6a1c8",
-    "#f58a42",
-    "#9ad6f7",
-    "#c9aa68",
-    "#b9a9ec",
-)
 _MARKERS = "osD^vPX"
 _LINES = ("-", ":", "-.")  # dashed lines are for references
 # Index in the palette: a method has the same style in all figures. A method that is not listed gets
@@ -125,12 +97,14 @@ class Style:
         text: colour of the method's name.
         line: line style of matplotlib.
         marker: marker of matplotlib.
+        number: position of the method in the list, for the page's filter.
     """
 
     colour: str
     text: str
     line: str
     marker: str
+    number: int = field(default=0, compare=False)
 
 
 def method_styles(methods: Sequence[str]) -> dict[str, Style]:
@@ -152,7 +126,7 @@ def method_styles(methods: Sequence[str]) -> dict[str, Style]:
     """
     listed = list(dict.fromkeys(methods))
     fixed = {name: _style(index) for name, index in _PALETTE_INDEX.items()} | {
-        "Oracle": Style(MUTED, MUTED, "--", "|"),
+        "Oracle": Style(MUTED, MUTED, "--", "p"),
         "FedAvg": Style(INK, INK, "--", "*"),
         "Alone": Style(*PALETTE[-1], "--", "h"),
     }
@@ -165,7 +139,20 @@ def method_styles(methods: Sequence[str]) -> dict[str, Style]:
             styles[method] = fixed.pop(name)
     used = list(styles.values())
     unused = (style for style in map(_style, itertools.count()) if style not in used)
-    return {method: styles[method] if method in styles else next(unused) for method in listed}
+    chosen = (styles[method] if method in styles else next(unused) for method in listed)
+    return {
+        method: replace(style, number=number)
+        for number, (method, style) in enumerate(zip(listed, chosen, strict=True))
+    }
+
+
+def marker_symbol(marker: str) -> str:
+    """Return a character that resembles a marker, for text."""
+    symbols = {
+        "o": "●", "s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "X": "✖", "h": "⬢",
+        "p": "⬟", "*": "★",
+    }  # fmt: skip
+    return symbols.get(marker, "●")
 
 
 def _style(number: int) -> Style:
@@ -229,7 +216,9 @@ def label_ends(
     colours: Mapping[str, str],
     height: float = 3.4,
 ) -> None:
-    """Write the name of each line at its end; names that overlap are moved apart.
+    """Write the name of each line at its end, with a leader line.
+
+    Names that overlap are moved apart.
 
     Args:
         axes: axes with the lines.
@@ -240,34 +229,40 @@ def label_ends(
     gap = 1.15 * FONT_SIZE / (72 * 0.8 * height)
     axes.autoscale_view()  # computes the limits, on which the positions depend
     to_axes = axes.transData + axes.transAxes.inverted()
-    wanted = sorted(
+    labels = sorted(
         ((float(to_axes.transform(point)[1]), name) for name, point in ends.items()),
     )
-    positions = _apart([y for y, _ in wanted], gap)
-    for (_, name), position in zip(wanted, positions, strict=True):
+    positions = _apart([y for y, _ in labels], gap)
+    for (end, name), position in zip(labels, positions, strict=True):
         axes.annotate(
             name,
-            xy=(1.02, position),
+            xy=(1.0, end),
+            xytext=(1.04, position),
             xycoords="axes fraction",
+            textcoords="axes fraction",
             color=colours[name],
             va="center",
             fontsize=FONT_SIZE,
             annotation_clip=False,
-        )
+            arrowprops={
+                "arrowstyle": "-", "color": colours[name], "lw": 0.7, "shrinkA": 0, "shrinkB": 0,
+                "relpos": (0, 0.5),
+            },
+        )  # fmt: skip
 
 
-def _apart(wanted: Sequence[float], gap: float) -> list[float]:
+def _apart(heights: Sequence[float], gap: float) -> list[float]:
     """Return positions at least ``gap`` apart, as close as possible to the wanted ones.
 
     This is least squares with the order kept: subtracting k * gap gives an isotonic regression,
     which the pool-adjacent-violators algorithm solves.
 
     Args:
-        wanted: positions in ascending order.
+        heights: positions in ascending order.
         gap: smallest distance between two positions.
     """
     blocks: list[list[float]] = []
-    for number, position in enumerate(wanted):
+    for number, position in enumerate(heights):
         blocks.append([position - number * gap, 1])
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
             mean, count = blocks.pop()
@@ -291,11 +286,46 @@ def add_tips(axes: Axes, name: str, xs: Sequence[float], ys: Sequence[float]) ->
     axes.plot(xs, ys, "o", ms=8, mew=0, alpha=0, gid=f"tips-{name}", clip_on=False)
 
 
+def text_width(text: str) -> float:
+    """Return the approximate width of a text in typographic points."""
+    return 0.6 * FONT_SIZE * len(text)
+
+
+def add_legend(figure: Figure, axes: Axes) -> None:
+    """Add a legend of the labelled series above the axes, in at most 3 columns.
+
+    The figure becomes higher if the legend has more rows than its height allows for.
+    """
+    handles, labels = axes.get_legend_handles_labels()
+    columns = _legend_columns(labels, figure.get_figwidth())
+    extra_rows = max(math.ceil(len(labels) / columns) - _LEGEND_ROWS, 0)
+    figure.set_figheight(figure.get_figheight() + extra_rows * 1.6 * FONT_SIZE / 72)
+    figure.legend(
+        handles, labels, loc="outside upper center", frameon=False, labelcolor=INK, ncols=columns,
+        fontsize=FONT_SIZE, columnspacing=1.2, handletextpad=0.3,
+    )  # fmt: skip
+
+
+def _legend_columns(labels: Sequence[str], width: float) -> int:
+    """Return how many columns of a legend, at most 3, fit into ``width`` inches."""
+    for columns in (3, 2):
+        parts = np.array_split(np.array(labels, dtype=object), columns)  # as matplotlib splits them
+        widths = [max(map(text_width, part), default=0.0) for part in parts]
+        if sum(widths) + 3 * FONT_SIZE * columns <= 72 * width:
+            return columns
+    return 1
+
+
 def fix_layout(figure: Figure) -> None:
-    """Compute the layout once and keep it: a figure is saved four times, and layout is slow."""
+    """Compute the layout once and keep it: a figure is saved four times, and layout is slow.
+
+    Matplotlib draws a figure with a layout engine twice for each file, and the engine "none" is a
+    placeholder that counts as one. None removes the engine unless the defaults name another.
+    """
     escape_texts(figure)
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    with mpl.rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
+        figure.set_layout_engine(None)
 
 
 class _NameFormatter(FuncFormatter):

@@ -9,14 +9,13 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from noisewise.federation.results import RunResult
+from noisewise.palette import BLUE, INK, MUTED
 from noisewise.report.chart import (
-    BLUE,
-    INK,
-    MUTED,
     Chart,
     Table,
     add_tips,
     label_ends,
+    marker_symbol,
     method_styles,
     new_axes,
     plain_numbers,
@@ -80,13 +79,6 @@ def estimate_chart(results: Sequence[RunResult]) -> Chart | None:
         figure,
         Table(("method, seed, client", "true", "estimate", "estimate / true"), tuple(rows)),
         tips,
-    )
-
-
-def marker_symbol(marker: str) -> str:
-    """Return a character that resembles a marker, for text."""
-    return {"o": "●", "s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "X": "✖", "h": "⬢"}.get(
-        marker, "●"
     )
 
 
@@ -154,7 +146,7 @@ def budget_chart(results: Sequence[RunResult]) -> Chart | None:
 
 
 def fairness_chart(results: Sequence[RunResult]) -> Chart | None:
-    """Chart of the final accuracy of every client, a row for each method; None without any."""
+    """Chart of the main metric of every client, a row for each method; None without any."""
     grouped = {
         method: [r for r in runs if r.last_evaluated is not None and not r.deployed]
         for method, runs in by_method(results).items()
@@ -162,14 +154,15 @@ def fairness_chart(results: Sequence[RunResult]) -> Chart | None:
     grouped = {method: runs for method, runs in grouped.items() if runs}
     if not grouped:
         return None
+    metric = next(iter(grouped.values()))[0].metric
     figure, axes = new_axes(4.8, max(2.0, 1.0 + 0.42 * len(grouped)), grid="x")
     styles = method_styles(list(by_method(results)))
     tips, rows = {}, []
     for row, (method, runs) in enumerate(grouped.items()):
         points = [
-            (100 * score, f"{method}, seed {run.seed}, {client}: {100 * score:.1f} %")
+            (metric.scale * score, f"{method}, seed {run.seed}, {client}: {metric.text(score)}")
             for run in runs
-            for client, score in (run.last_evaluated.accuracy or {}).items()  # type: ignore[union-attr]
+            for client, score in run.by_client(metric.name).items()
             if math.isfinite(score)
         ]
         if not points:
@@ -186,21 +179,22 @@ def fairness_chart(results: Sequence[RunResult]) -> Chart | None:
     for tick, method in zip(axes.get_yticklabels(), grouped, strict=True):
         tick.set_color(styles[method].text)
     axes.set_ylim(len(grouped) - 0.5, -0.5)
-    axes.set_xlabel("final accuracy of each client [%]")
+    unit = f" [{metric.unit}]" if metric.unit else ""
+    axes.set_xlabel(f"final {metric.name} of each client{unit}")
     return Chart(
         "fairness",
-        "Fairness: accuracy of each client",
+        f"Fairness: {metric.name} of each client",
         "One dot for each client and seed; the bar is the mean. A method is fairer if its dots are "
-        "closer together: compare the standard deviation between clients and the accuracy of the "
-        "worst 10 % of the clients.",
+        f"closer together: compare the standard deviation between clients and the {metric.name} "
+        "of the worst 10 % of the clients.",
         figure,
         Table(
             (
                 "method",
-                "mean [%]",
-                "standard deviation between clients [points]",
-                "worst 10 % of clients [%]",
-                "client with the fewest records [%]",
+                f"mean{unit}",
+                f"standard deviation between clients{unit and unit.replace('%', 'points')}",
+                f"worst 10 % of clients{unit}",
+                f"client with the fewest records{unit}",
             ),
             tuple(rows),
         ),
@@ -211,9 +205,9 @@ def fairness_chart(results: Sequence[RunResult]) -> Chart | None:
 def _fairness_row(method: str, runs: Sequence[RunResult]) -> tuple[str, ...]:
     """Return the row of a method: means over its seeds."""
     columns = (
-        [run.accuracy for run in runs],
-        [run.accuracy_spread for run in runs],
-        [run.worst_tenth_accuracy for run in runs],
-        [run.smallest_client_accuracy for run in runs],
+        [run.score for run in runs],
+        [run.score_spread for run in runs],
+        [run.worst_tenth_score for run in runs],
+        [run.smallest_client_score for run in runs],
     )
-    return (method, *(f"{100 * float(np.mean(column)):.1f}" for column in columns))
+    return (method, *(runs[0].metric.number(float(np.mean(column))) for column in columns))

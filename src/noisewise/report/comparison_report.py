@@ -11,22 +11,31 @@ from noisewise.federation.results import RunResult
 from noisewise.report.cell_text import markdown_table, markdown_text, printable_run
 from noisewise.report.chart import Chart, fix_layout, save_figure
 from noisewise.report.client_figures import budget_chart, estimate_chart, fairness_chart
+from noisewise.report.confusion_figures import confusion_chart
 from noisewise.report.deployment_figures import noised_accuracy_chart, site_weights_chart
 from noisewise.report.explain import explain
 from noisewise.report.figures import accuracy_chart, noise_chart, weights_chart
 from noisewise.report.joining_report import does_joining_pay, joining_chart
+from noisewise.report.method_figures import (
+    epsilon_chart,
+    loss_chart,
+    paired_chart,
+    participation_chart,
+)
 from noisewise.report.page import Section, render_page
-from noisewise.report.run_sets import RunSet, read_timings
+from noisewise.report.page_summary import page_summary, verdict
+from noisewise.report.run_sets import RunSet, read_round_times, read_timings
 from noisewise.report.server_view import server_views
 from noisewise.report.sweep_report import overview_chart, overview_csv, overview_table
-from noisewise.report.tables import as_csv, as_markdown, method_rows
+from noisewise.report.tables import as_csv, as_markdown, as_run_csv, method_rows
 from noisewise.storage import to_json, write_atomic
 from noisewise.text import printable
 
 __all__ = ["charts_of", "write_comparison", "write_report"]
 
 _MAKERS = (
-    accuracy_chart, noise_chart, weights_chart, estimate_chart, budget_chart, fairness_chart,
+    accuracy_chart, paired_chart, epsilon_chart, noise_chart, weights_chart, estimate_chart,
+    budget_chart, fairness_chart, confusion_chart, loss_chart, participation_chart,
     noised_accuracy_chart, site_weights_chart, joining_chart,
 )  # fmt: skip
 
@@ -54,6 +63,11 @@ def write_comparison(
 
     Raises:
         InvalidValueError: there are no runs.
+
+    Example:
+        The page of a run that a folder holds:
+
+            page, *_ = write_comparison([nw.load_result("runs/mine")], "runs/mine/report")
     """
     folder = Path(folder)
     if config is None:
@@ -63,6 +77,7 @@ def write_comparison(
     runs = RunSet(
         tuple(results),
         config=config,
+        times=read_round_times(run_folders, results),
         timings=read_timings({path.name: path for path in run_folders if path.is_dir()}),
     )
     return write_report([runs], folder)
@@ -72,7 +87,7 @@ def write_report(
     sets: Sequence[RunSet],
     folder: Path,
     *,
-    title: str = "Comparison",
+    title: str | None = None,
     notes: Sequence[str] = (),
     draw_parts: bool = True,
 ) -> tuple[Path, ...]:
@@ -81,7 +96,7 @@ def write_report(
     Args:
         sets: sets of runs; each is one comparison.
         folder: folder of the files.
-        title: title of the page.
+        title: title of the page; by default it says what was run (data, model, methods).
         notes: lines about runs that are not on the page.
         draw_parts: for several sets: whether to save the figures of each set as files too.
 
@@ -111,8 +126,9 @@ def write_report(
             written += save_figure(chart.figure, figures, chart.name)
     texts: dict[str, str] = {}
     overview = None
+    title = title or page_summary(sets).title
     if single:
-        texts |= _tables(sets[0].results, sections[0].charts)
+        texts |= _tables(title, sets[0], sections[0].charts)
     else:
         overview = (overview_chart(sets), overview_table(sets))
         written += save_figure(overview[0].figure, folder / "figures", overview[0].name)
@@ -124,9 +140,14 @@ def write_report(
     return (files[-1], *written, *files[:-1])
 
 
-def _tables(results: Sequence[RunResult], charts: Sequence[Chart]) -> dict[str, str]:
+def _tables(title: str, runs: RunSet, charts: Sequence[Chart]) -> dict[str, str]:
     """Return the content of the other files of one comparison by file name."""
+    results = runs.results
     rows = method_rows(results)
+    facts = "\n".join(
+        f"- {name}: {markdown_text(text)}" for name, text in page_summary([runs]).facts
+    )
+    top = (f"# {markdown_text(title)}", facts, markdown_text(verdict(results)))
     explanation = "\n".join(map(markdown_text, explain(results).split("\n")))
     texts = ((c.name, markdown_text(c.title), markdown_text(c.caption)) for c in charts)
     pictures = "\n\n".join(
@@ -148,11 +169,10 @@ def _tables(results: Sequence[RunResult], charts: Sequence[Chart]) -> dict[str, 
     summary = {"rows": [asdict(row) for row in rows], "runs": [r.summary() for r in results]}
     return {
         "report.md": "\n\n".join(
-            part
-            for part in ("# Comparison", as_markdown(rows), explanation, views, pictures, *gains)
-            if part
+            part for part in (*top, as_markdown(rows), explanation, views, pictures, *gains) if part
         )
         + "\n",
         "table.csv": as_csv(rows),
+        "runs.csv": as_run_csv(results),
         "summary.json": to_json(summary, indent=1) + "\n",
     }

@@ -1,4 +1,4 @@
-"""Charts of a real federation: weights of the sites, and the noised accuracies that they sent."""
+"""Charts of a real federation: weights of the sites, and the noised scores that they sent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from noisewise.federation.results import RoundRecord, RunResult
+from noisewise.federation.results import RunResult
+from noisewise.federation.round_record import RoundRecord
 from noisewise.report.chart import Chart, Table, add_tips, label_ends, method_styles, new_axes
 
 __all__ = ["noised_accuracy_chart", "site_weights_chart"]
@@ -65,7 +66,7 @@ def site_weights_chart(results: Sequence[RunResult]) -> Chart | None:
 
 
 def noised_accuracy_chart(results: Sequence[RunResult]) -> Chart | None:
-    """Chart of the noised accuracies that sites sent, of the first run that has any, or None."""
+    """Chart of the noised scores that sites sent, of the first run that has any, or None."""
     run = next((r for r in results if any(o.noised_accuracy for o in r.rounds)), None)
     if run is None:
         return None
@@ -84,7 +85,7 @@ def noised_accuracy_chart(results: Sequence[RunResult]) -> Chart | None:
     axes.plot(rounds, means, "o-", ms=4, lw=1.6, color=style.colour)
     add_tips(axes, "mean", rounds, means)
     axes.set_xlabel("round")
-    axes.set_ylabel("noised accuracy of sites [%]")
+    axes.set_ylabel("noised score of sites [%]")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     label_ends(axes, {"mean": (rounds[-1], means[-1])}, {"mean": style.text})
     rows = tuple(
@@ -97,11 +98,11 @@ def noised_accuracy_chart(results: Sequence[RunResult]) -> Chart | None:
     )
     return Chart(
         "noised-accuracy",
-        "Noised accuracy of sites",
-        f"The noised accuracies that {len(clients)} sites sent, on records that they do not train "
-        "on, and their mean (line). These are not true accuracies: a noisewise site adds noise, so "
-        "a value can be below 0 or above 100 %, and it charges the cost to its ledger. The server "
-        "cannot check either.",
+        "Noised score of sites",
+        f"The noised scores that {len(clients)} sites sent, on records that they do not train "
+        "on, and their mean (line). These are not true scores: a noisewise site adds noise, "
+        "so a value can be below 0 or above 100 %, and it charges the cost to its ledger. The "
+        "server cannot check either.",
         figure,
         Table(("round", "mean [%]", *(f"site {client} [%]" for client in clients)), rows),
         {"mean": tuple(f"round {n}: {m:.1f} %" for n, m in zip(rounds, means, strict=True))},

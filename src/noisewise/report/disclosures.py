@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Disclosure", "disclosure"]
+__all__ = ["DISCLOSURES", "Disclosure", "disclosure"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,10 @@ _DISCLOSURES: Mapping[str, Disclosure] = {
         "true_variance",
     ),
 }
+
+
+DISCLOSURES = tuple(_DISCLOSURES)
+"""The names of all disclosures."""
 
 
 def disclosure(need: str) -> Disclosure:

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from noisewise.report.chart import AMBER, BLUE, GREEN, MUTED, ORANGE, PINK, new_axes
+from noisewise.palette import AMBER, BLUE, GREEN, MUTED, ORANGE, PINK
+from noisewise.report.chart import new_axes
 
 __all__ = ["sample_figure", "spectrum_figure", "truth_figure", "weights_against_oracle_figure"]
 

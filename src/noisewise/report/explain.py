@@ -9,6 +9,7 @@ from noisewise.federation.results import RunResult
 from noisewise.report.cell_text import printable_run
 from noisewise.report.disclosures import disclosure
 from noisewise.report.tables import MethodRow, method_rows
+from noisewise.text import list_text
 
 __all__ = ["explain"]
 
@@ -67,36 +68,62 @@ def _weights(results: Sequence[RunResult]) -> str:
 
 
 def _outcome(rows: Sequence[MethodRow], start: str, excluded: str) -> str:
-    ranked = sorted((r for r in rows if math.isfinite(r.accuracy)), key=lambda row: -row.accuracy)
+    measured = [row for row in rows if math.isfinite(row.score)]
+    ranked = sorted(measured, key=lambda row: row.metric.rank(row.score))
     if len(ranked) < 2:
         return ""
-    best, second = ranked[0], ranked[1]
-    gap = 100 * (best.accuracy - second.accuracy)
+    best, metric = ranked[0], ranked[0].metric
+    equal = [row for row in ranked if not _differ(best, row)]
+    rest = [row for row in ranked if row not in equal]
+    if len(equal) > 1:
+        names = list_text([row.method for row in equal])
+        return (
+            f"{start}{names} have the same final {metric.name}, the {metric.best} of all methods"
+            f"{excluded}{_noise(equal)}."
+        )
+    second = rest[0]
+    seconds = [row for row in rest if not _differ(second, row)]
+    gap = abs(best.score - second.score)
     spreads = [row.spread for row in (best, second) if math.isfinite(row.spread)]
-    error = 100 * math.sqrt(sum(s * s for s in spreads) / max(best.seeds, 1)) if spreads else 0.0
+    error = math.sqrt(sum(s * s for s in spreads) / max(best.seeds, 1)) if spreads else 0.0
+    points = f"{metric.number(gap)} {'percentage points' if metric.unit == '%' else metric.unit}"
+    side, better = ("above", "higher") if metric.larger_is_better else ("below", "lower")
     text = (
-        f"{start}{best.method} has the highest final accuracy{excluded}, {gap:.1f} percentage "
-        f"points above {second.method}, the second best"
-        if gap >= 0.05
-        else f"{start}{best.method} and {second.method} have the same final accuracy, the highest "
-        f"of all methods{excluded}"
+        f"{start}{best.method} has the {metric.best} final {metric.name}{excluded}, "
+        f"{points.rstrip()} {side} {list_text([row.method for row in seconds])}, the second best"
     )
-    if gap >= 0.05 and spreads and gap <= error:
+    if len(seconds) == 1 and spreads and gap <= error:
+        unit = "points" if metric.unit == "%" else metric.unit
         text += (
-            f". The difference is within its standard error of {error:.1f} points, so the "
-            "comparison of these two is inconclusive"
-        )
-    if math.isfinite(best.noise_ratio) and math.isfinite(second.noise_ratio):
+            f". The difference is within its standard error of {metric.number(error)} {unit}"
+        ).rstrip() + ", so the comparison of these two is inconclusive"
+    text += _noise([best, *seconds])
+    if best.noise_ratio > 1.5 * second.noise_ratio:
         text += (
-            f". The noise in the combined update is {best.noise_ratio:.4g} times the least "
-            f"possible for {best.method} and {second.noise_ratio:.4g} times for {second.method}"
+            f". Less noise did not give a {better} {metric.name} here: an update can have "
+            "little noise because it took few local steps, and then it also has little signal"
         )
-        if best.noise_ratio > 1.5 * second.noise_ratio:
-            text += (
-                ". Less noise did not give a higher accuracy here: an update can have little noise "
-                "because it took few local steps, and then it also has little signal"
-            )
     return text + "."
+
+
+def _differ(one: MethodRow, other: MethodRow) -> bool:
+    """Whether two scores differ as they are printed."""
+    gap = abs(one.score - other.score)
+    return gap >= 0.0005 if one.metric.unit == "%" else gap > 1e-4 * abs(one.score)
+
+
+def _noise(rows: Sequence[MethodRow]) -> str:
+    """A sentence about the noise of methods, after a full stop; empty if one is not known."""
+    if not all(math.isfinite(row.noise_ratio) for row in rows):
+        return ""
+    methods: dict[str, list[str]] = {}
+    for row in rows:
+        methods.setdefault(f"{row.noise_ratio:.4g}", []).append(row.method)
+    parts = [
+        f"{'' if ratio == '1' else f'{ratio} times '}the least possible for {list_text(names)}"
+        for ratio, names in methods.items()
+    ]
+    return f". The noise in the combined update is {list_text(parts)}"
 
 
 def _references(rows: Mapping[str, MethodRow], own_models: Set[str]) -> str:

@@ -1,9 +1,10 @@
-"""Charts of a comparison: accuracy over rounds, accuracy against noise, weights of clients."""
+"""Charts of a comparison: main metric over rounds and against noise, weights of clients."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,41 +14,45 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from noisewise.federation.results import RunResult
+from noisewise.federation.task_info import MetricInfo, TaskInfo
+from noisewise.palette import GRID, INK, MUTED
 from noisewise.report.chart import (
     FONT_SIZE,
-    GRID,
-    INK,
-    MUTED,
     Chart,
     Table,
+    add_legend,
     add_tips,
     label_ends,
     method_styles,
     new_axes,
     plain_numbers,
+    text_width,
 )
-from noisewise.report.tables import by_method, method_rows
+from noisewise.report.tables import by_method, headings, method_rows
 
-__all__ = ["accuracy_chart", "legend_columns", "noise_chart", "weights_chart"]
+__all__ = ["accuracy_chart", "mean_curves", "noise_chart", "weights_chart"]
 
 _MOST_TIPS = 40
 _LOG_RATIO = 2.0  # a log axis needs a range of at least this ratio, or it has too few labels
 
 
-def _curves(runs: Sequence[RunResult]) -> tuple[list[int], NDArray[np.float64]]:
-    """Return the rounds that all runs evaluated, and accuracies in percent [runs, rounds]."""
-    curves = [
-        {r.round: 100 * r.mean_accuracy for r in run.rounds if math.isfinite(r.mean_accuracy)}
-        for run in runs
-    ]
+def mean_curves(runs: Sequence[RunResult]) -> tuple[list[int], NDArray[np.float64]]:
+    """Return the rounds that all runs evaluated, and their main metric [runs, rounds]."""
+    curves = []
+    for run in runs:
+        figures = {record.round: record.figure(run.metric.name) for record in run.rounds}
+        scale = run.metric.scale
+        curves.append({r: scale * v for r, v in figures.items() if math.isfinite(v)})
     curves = [curve for curve in curves if curve]
     rounds = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
     return rounds, np.array([[curve[r] for r in rounds] for curve in curves])
 
 
 def accuracy_chart(results: Sequence[RunResult]) -> Chart:
-    """Chart of the mean accuracy over rounds: a line for each method, with the range over seeds."""
+    """Chart of the main metric over rounds: a line for each method, with the range over seeds."""
     figure, axes = new_axes()
+    metric = results[0].metric if results else TaskInfo().main
+    shown = partial(_shown, metric)
     grouped = by_method(results)
     styles = method_styles(list(grouped))
     ends: dict[str, tuple[float, float]] = {}
@@ -55,7 +60,7 @@ def accuracy_chart(results: Sequence[RunResult]) -> Chart:
     means: dict[str, dict[int, str]] = {}
     lines: dict[str, tuple[list[int], list[float]]] = {}
     for method, runs in grouped.items():
-        rounds, values = _curves(runs)
+        rounds, values = mean_curves(runs)
         if not rounds:
             continue
         mean, low, high = values.mean(axis=0), values.min(axis=0), values.max(axis=0)
@@ -65,7 +70,7 @@ def accuracy_chart(results: Sequence[RunResult]) -> Chart:
             axes.fill_between(rounds, low, high, color=style.colour, alpha=0.14, lw=0)
         ends[method] = (rounds[-1], float(mean[-1]))
         means[method] = {
-            r: f"{m:.1f}" + (f" ({a:.1f} to {b:.1f})" if len(values) > 1 else "")
+            r: shown(m) + (f" ({shown(a)} to {shown(b)})" if len(values) > 1 else "")
             for r, m, a, b in zip(rounds, mean, low, high, strict=True)
         }
         step = math.ceil(len(rounds) / _MOST_TIPS)
@@ -74,12 +79,17 @@ def accuracy_chart(results: Sequence[RunResult]) -> Chart:
         # Lines can be close together, so each tooltip lists all methods of the round.
         add_tips(axes, str(number), rounds, heights)
         tips[str(number)] = tuple(
-            "\n".join([f"round {r}", *(f"{m}: {c[r]} %" for m, c in means.items() if r in c)])
+            "\n".join(
+                [f"round {r}"]
+                + [f"{m}: {c[r]} {metric.unit}".rstrip() for m, c in means.items() if r in c]
+            )
             for r in rounds
         )
     axes.set_xlabel("round")
     deployed = bool(results) and all(run.deployed for run in results)
-    axes.set_ylabel(f"accuracy on {'public' if deployed else 'held-out'} records [%]")
+    unit = f" [{metric.unit}]" if metric.unit else ""
+    records = f"{'public' if deployed else 'held-out'} records"
+    axes.set_ylabel(f"{metric.name} on {records}{unit}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.01)
     label_ends(axes, ends, {method: style.text for method, style in styles.items()})
@@ -87,45 +97,55 @@ def accuracy_chart(results: Sequence[RunResult]) -> Chart:
     seeds = max((len(runs) for runs in grouped.values()), default=0)
     band = f"; bands show the range over {seeds} seeds" if seeds > 1 else ""
     rows = tuple((str(r), *(means[m].get(r, "") for m in means)) for r in every)
+    over = "Mean over the clients of the " + metric.name + " on their"
+    if metric.combine == "records":
+        over = f"{metric.name.capitalize()} of all clients'"
+    direction = "" if metric.larger_is_better else " Lower is better."
     caption = (
-        f"Mean over the clients of the accuracy on their held-out records{band}. Dashed lines are "
-        "references: FedAvg has no privacy, Oracle knows the true noise."
+        f"{over} held-out records{band}.{direction} Dashed lines are references: FedAvg has no "
+        "privacy, Oracle knows the true noise."
     )
     if not all(run.shares_model for run in results):
         caption += " Under Alone every client has its own model."
     if deployed:
-        caption = f"Accuracy on the server's own public records{band}."
+        caption = f"{metric.name.capitalize()} on the server's own public records{band}."
     return Chart(
-        "accuracy",
-        "Accuracy over rounds",
+        "accuracy" if metric.is_accuracy else "score",
+        f"{metric.name.capitalize()} over rounds",
         caption,
         figure,
-        Table(("round", *(f"{method} [%]" for method in means)), rows),
+        Table(("round", *(f"{method}{unit}" for method in means)), rows),
         tips,
     )
 
 
+def _shown(metric: MetricInfo, value: float) -> str:
+    """A number of the axis, which is in the metric's unit."""
+    return metric.number(value / metric.scale)
+
+
 def noise_chart(results: Sequence[RunResult]) -> Chart | None:
-    """Chart of accuracy against noise of the combined update; None if no noise is known."""
+    """Chart of the main metric against the noise of the combined update; None if unknown."""
     rows = [
         row
         for row in method_rows(results)
-        if math.isfinite(row.noise_ratio) and row.noise_ratio > 0 and math.isfinite(row.accuracy)
+        if math.isfinite(row.noise_ratio) and row.noise_ratio > 0 and math.isfinite(row.score)
     ]
     if not rows:
         return None
+    metric, factor = rows[0].metric, rows[0].metric.scale
     figure, axes = new_axes(grid="both")
     styles = method_styles(list(by_method(results)))
     tips: dict[str, tuple[str, ...]] = {}
     for number, row in enumerate(rows):
-        error = 100 * row.standard_error if math.isfinite(row.standard_error) else 0.0
-        point = (row.noise_ratio, 100 * row.accuracy)
+        error = factor * row.standard_error if math.isfinite(row.standard_error) else 0.0
+        point = (row.noise_ratio, factor * row.score)
         style = styles[row.method]
         marker = "_" if style.marker == "|" else style.marker
         axes.errorbar(
             *point, yerr=error, fmt=marker, ms=14 if marker == "_" else 6, color=style.colour
         )
-        tips[str(number)] = (f"{row.method}: {row.accuracy_text()}, noise {row.noise_ratio:.4g}",)
+        tips[str(number)] = (f"{row.method}: {row.score_text()}, noise {row.noise_ratio:.4g}",)
         add_tips(axes, str(number), [point[0]], [point[1]])
     ratios = [row.noise_ratio for row in rows]
     wide = max(ratios) >= _LOG_RATIO * min(ratios)
@@ -136,22 +156,22 @@ def noise_chart(results: Sequence[RunResult]) -> Chart | None:
     else:
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         axes.ticklabel_format(axis="x", style="plain", useOffset=False)
-    names = {row.method: (row.noise_ratio, 100 * row.accuracy) for row in rows}
+    names = {row.method: (row.noise_ratio, factor * row.score) for row in rows}
     _name_points(figure, axes, names, {method: styles[method].text for method in names})
     scale = " (log scale)" if wide else ""
     axes.set_xlabel(f"noise of the combined update / oracle's{scale}")
-    axes.set_ylabel("final accuracy [%]")
+    axes.set_ylabel(f"final {metric.label}")
     return Chart(
         "noise",
-        "Accuracy against noise",
+        f"{metric.name.capitalize()} against noise",
         "Noise in the combined update, divided by the least noise that any weights can reach "
         "with the same budgets (1 is the best). Bars: standard error over seeds. Not shown: "
         "methods whose noise has no closed form (PFA), without noise (FedAvg) and without a "
         "combined update (Alone).",
         figure,
         Table(
-            ("method", "noise / oracle's", "accuracy ± standard error"),
-            tuple((r.method, f"{r.noise_ratio:.4g}", r.accuracy_text()) for r in rows),
+            ("method", "noise / oracle's", headings(rows)[1]),
+            tuple((r.method, f"{r.noise_ratio:.4g}", r.score_text()) for r in rows),
         ),
         tips,
     )
@@ -171,7 +191,7 @@ def _name_points(
     placed: list[tuple[float, float, float]] = []
     for name in sorted(points, key=lambda n: pixels[n][1]):
         x, y = (float(v) * unit for v in pixels[name])
-        height, end = y - 3.0, x + 9 + _width(name)
+        height, end = y - 3.0, x + 9 + text_width(name)
         for other_x, other_end, other_y in placed:
             separate = end < other_x or other_end < x
             if not separate and height < other_y + 1.25 * FONT_SIZE:
@@ -187,21 +207,6 @@ def _name_points(
         )
 
 
-def _width(text: str) -> float:
-    """Return the approximate width of a text in typographic points."""
-    return 0.6 * FONT_SIZE * len(text)
-
-
-def legend_columns(labels: Sequence[str], width: float) -> int:
-    """Return how many columns of a legend, at most 3, fit into ``width`` inches."""
-    for columns in (3, 2):
-        parts = np.array_split(np.array(labels, dtype=object), columns)  # as matplotlib splits them
-        widths = [max((_width(label) for label in part), default=0.0) for part in parts]
-        if sum(widths) + 3 * FONT_SIZE * columns <= 72 * width:
-            return columns
-    return 1
-
-
 def _mean_weights(run: RunResult) -> dict[str, float]:
     """Return each client's weight in percent, mean over rounds (0 if it did not take part)."""
     return {
@@ -212,9 +217,13 @@ def _mean_weights(run: RunResult) -> dict[str, float]:
 
 def _own_budgets(results: Sequence[RunResult]) -> RunResult | None:
     """Return a run with known noise, if possible one in which clients use their own budgets."""
-    known = [r for r in results if r.guarantee is not None and r.rounds and r.rounds[0].true_noise]
-    own = [r for r in known if r.own_budgets]
-    return next(iter([r for r in own if r.is_reference] + own + known), None)
+    with_noise = [
+        r for r in results if r.guarantee is not None and r.rounds and r.rounds[0].true_noise
+    ]
+    with_own_budgets = [r for r in with_noise if r.own_budgets]
+    return next(
+        iter([r for r in with_own_budgets if r.is_reference] + with_own_budgets + with_noise), None
+    )
 
 
 def _oracle_weights(run: RunResult) -> dict[str, float]:
@@ -305,14 +314,16 @@ def _draw_weights(
         shift = 0.56 * ((number + 0.5) / len(shared) - 0.5)
         marks = {"marker": style.marker, "ms": 4.5, "mew": 0, "color": style.colour}
         draw(", ".join(methods), weights, shift, **marks)
-    axes.set_yticks(rows, list(named.values()), fontsize=8.0 if small else 8.5, color=INK)
+    names = [f"{client}: {settings}" for client, settings in named.items()]
+    axes.set_yticks(rows, names, fontsize=8.0 if small else 8.5, color=INK)
     axes.set_ylim(len(named) - 0.4, -0.6)
-    axes.set_xlim(left=-0.025 * max(map(max, [oracle, *shared])))
-    axes.set_xlabel("aggregation weight [%], mean over rounds")
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside upper center", frameon=False, labelcolor=INK,
-        ncols=legend_columns(labels, figure.get_figwidth()),
-        fontsize=FONT_SIZE, columnspacing=1.2, handletextpad=0.3,
-    )  # fmt: skip
+    # Weights differ by orders of magnitude and can be 0: linear up to 1 %, logarithmic above.
+    largest = max(map(max, [oracle, *shared]))
+    axes.set_xscale("symlog", linthresh=1.0)
+    axes.set_xlim(-0.05, 1.25 * max(largest, 1.0))
+    marks_at = [tick for tick in (0, 0.5, 1, 2, 5, 10, 20, 50, 100) if tick <= max(largest, 1.0)]
+    axes.set_xticks(marks_at, [f"{tick:g}" for tick in marks_at])
+    axes.minorticks_off()
+    axes.set_xlabel("mean weight [%], logarithmic above 1 %")
+    add_legend(figure, axes)
     return figure, tips

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 import matplotlib as mpl
 
-from noisewise.report.chart import DARK_PALETTE, GRID, INK, MUTED, PALETTE, Chart, escape_texts
+from noisewise.palette import DARK_PALETTE, GRID, INK, MUTED, PALETTE
+from noisewise.report.chart import Chart, escape_texts
 from noisewise.text import printable
 
-__all__ = ["css_colours", "inline_svg"]
+__all__ = ["css_colours", "css_variable", "inline_svg"]
 
 
 def inline_svg(chart: Chart, prefix: str = "") -> str:
@@ -37,7 +38,7 @@ def inline_svg(chart: Chart, prefix: str = "") -> str:
     text = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}{chart.name}-\1"', text)
     text = re.sub(r'href="#([^"]+)"', rf'href="#{prefix}{chart.name}-\1"', text)
     text = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}{chart.name}-\1)", text)
-    text = re.sub(r"#[0-9a-f]{6}\b", lambda match: _variable(match[0]), text)
+    text = re.sub(r"#[0-9a-f]{6}\b", lambda match: css_variable(match[0]), text)
     text = re.sub(r"font: ([^;]*?)'[^;\"]*", r"font: \1var(--font)", text)
     label = html.escape(printable(f"{chart.title}. {chart.caption}"), quote=True)
     opening = re.search(r'viewBox="[^"]+"', text)
@@ -76,7 +77,8 @@ def _variables() -> dict[str, tuple[str, str]]:
     return variables
 
 
-def _variable(colour: str) -> str:
+def css_variable(colour: str) -> str:
+    """Return the CSS variable of a colour of the charts; another colour stays as it is."""
     variable = _variables().get(colour)
     return f"var({variable[0]})" if variable else colour
 

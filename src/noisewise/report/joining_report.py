@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,16 +13,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from noisewise.federation.results import RunResult
-from noisewise.report.chart import (
-    GRID,
-    INK,
-    MUTED,
-    Chart,
-    Table,
-    add_tips,
-    method_styles,
-    new_axes,
-)
+from noisewise.federation.task_info import MetricInfo, TaskInfo
+from noisewise.palette import GRID, INK, MUTED
+from noisewise.report.chart import Chart, Table, add_tips, method_styles, new_axes
 from noisewise.report.tables import by_method
 
 __all__ = ["ClientGain", "Joining", "does_joining_pay", "joining_chart"]
@@ -40,17 +33,18 @@ _Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class ClientGain:
-    """One client's accuracy alone and with the common model, in percent, mean over seeds.
+    """One client's main metric alone and with the common model, in its unit, mean over seeds.
 
     Attributes:
         client: its id.
         n_examples: number of its training records.
         epsilon: of its budget.
-        alone: accuracy of its own model.
-        common: accuracy of the common model on the same held-out records.
+        alone: figure of its own model.
+        common: figure of the common model on the same held-out records.
         alone_error: standard error over seeds; NaN for one seed.
         common_error: the same of the common model.
         gain_error: standard error of the paired differences.
+        larger_is_better: direction of the metric.
     """
 
     client: str
@@ -61,11 +55,12 @@ class ClientGain:
     alone_error: float = math.nan
     common_error: float = math.nan
     gain_error: float = math.nan
+    larger_is_better: bool = True
 
     @property
     def gain(self) -> float:
-        """``common - alone``, in percentage points."""
-        return self.common - self.alone
+        """By how much the common model is better, in the metric's unit."""
+        return self.common - self.alone if self.larger_is_better else self.alone - self.common
 
 
 @dataclass(frozen=True)
@@ -73,12 +68,13 @@ class Joining:
     """Which clients gain from a common model.
 
     Attributes:
-        method: the method of the common model: the most accurate one that is told nothing, or else
+        method: the method of the common model: the most accurate one without disclosures, or else
             the most accurate private one.
         alone: the label of the method whose clients train alone.
         clients: sorted by gain, the largest first.
         methods: the gains under every private method that both were run with.
         seeds: number of seeds that were run with both.
+        metric: that is compared.
     """
 
     method: str
@@ -86,6 +82,16 @@ class Joining:
     clients: tuple[ClientGain, ...]
     methods: Mapping[str, tuple[ClientGain, ...]]
     seeds: int
+    metric: MetricInfo = field(default_factory=lambda: TaskInfo().main)
+
+    def number(self, value: float, sign: str = "") -> str:
+        """A number that is in the metric's unit already, without the unit."""
+        return f"{value:{sign}.1f}" if self.metric.unit == "%" else f"{value:{sign}.4g}"
+
+    @property
+    def unit(self) -> str:
+        """The unit of a difference."""
+        return "points" if self.metric.unit == "%" else self.metric.unit
 
     @property
     def sentence(self) -> str:
@@ -94,24 +100,34 @@ class Joining:
         clearly = sum(c.gain > 2 * c.gain_error for c in self.clients)
         certain = f" ({clearly} by more than two standard errors)" if self.seeds > 1 else ""
         mean = float(np.mean([c.gain for c in self.clients]))
+        better = "higher" if self.metric.larger_is_better else "lower"
+        unit = "percentage points" if self.metric.unit == "%" else self.metric.unit
+        gain = f"{self.number(mean, '+')} {unit}".rstrip()
         return (
-            f"{n_gains} of {total} clients gain: their accuracy is higher with the common model of "
-            f"{self.method} than with a model that they train alone{certain}. The mean gain "
-            f"over all clients is {mean:+.1f} percentage points."
+            f"{n_gains} of {total} clients gain: their {self.metric.name} is {better} with the "
+            f"common model of {self.method} than with a model that they train alone{certain}. The "
+            f"mean gain over all clients is {gain}."
         )
+
+    def with_error(self, value: float, error: float, sign: str = "") -> str:
+        """A number with its standard error, if there is one."""
+        text = self.number(value, sign)
+        return f"{text} ± {self.number(error)}" if math.isfinite(error) else text
 
     @property
     def table(self) -> Table:
         """One row for each client, the largest gain first."""
-        headings = ("client", "records", "epsilon", "alone [%]", "common [%]", "gain [points]")
+        unit = f" [{self.metric.unit}]" if self.metric.unit else ""
+        gain = f"gain [{self.unit}]" if self.unit else "gain"
+        headings = ("client", "records", "epsilon", f"alone{unit}", f"common{unit}", gain)
         rows = tuple(
             (
                 c.client,
                 f"{c.n_examples:,}",
                 f"{c.epsilon:.4g}",
-                f"{c.alone:.1f}",
-                f"{c.common:.1f}",
-                _with_error(f"{c.gain:+.1f}", c.gain_error),
+                self.number(c.alone),
+                self.number(c.common),
+                self.with_error(c.gain, c.gain_error, "+"),
             )
             for c in self.clients
         )
@@ -125,10 +141,10 @@ class Joining:
             gains = [c.gain for c in clients]
             n_gains = sum(gain > 0 for gain in gains)
             cells = (float(np.mean(gains)), min(gains), max(gains))
-            rows.append((method, f"{n_gains} of {len(gains)}", *(f"{v:+.1f}" for v in cells)))
-        headings = (
-            "method", "clients that gain", "mean gain [points]", "smallest gain", "largest gain",
-        )  # fmt: skip
+            shown = [self.number(value, "+") for value in cells]
+            rows.append((method, f"{n_gains} of {len(gains)}", *shown))
+        mean = f"mean gain [{self.unit}]" if self.unit else "mean gain"
+        headings = ("method", "clients that gain", mean, "smallest gain", "largest gain")
         return Table(headings, tuple(rows))
 
 
@@ -151,20 +167,21 @@ def does_joining_pay(results: Sequence[RunResult]) -> Joining | None:
     }
     if not baselines:
         return None
-    alone = max(baselines, key=lambda method: _mean_accuracy(baselines[method]))
+    alone = min(baselines, key=lambda method: _rank(baselines[method]))
     gains = {method: _gains(baselines[alone], runs) for method, runs in common.items()}
     gains = {method: clients for method, clients in gains.items() if clients}
     if not gains:
         return None
     told_nothing = [method for method in gains if not common[method][0].needs]
-    best = max(told_nothing or gains, key=lambda method: _mean_accuracy(common[method]))
+    best = min(told_nothing or gains, key=lambda method: _rank(common[method]))
     seeds = {run.seed for run in baselines[alone]} & {run.seed for run in common[best]}
-    return Joining(best, alone, gains[best], gains, len(seeds))
+    metric = baselines[alone][0].metric
+    return Joining(best, alone, gains[best], gains, len(seeds), metric)
 
 
-def _mean_accuracy(runs: Sequence[RunResult]) -> float:
-    mean = float(np.mean([run.accuracy for run in runs]))
-    return mean if math.isfinite(mean) else -math.inf
+def _rank(runs: Sequence[RunResult]) -> float:
+    """A number that is smaller for a better method."""
+    return runs[0].metric.rank(float(np.mean([run.score for run in runs])))
 
 
 def _gains(alone: Sequence[RunResult], common: Sequence[RunResult]) -> tuple[ClientGain, ...]:
@@ -175,49 +192,50 @@ def _gains(alone: Sequence[RunResult], common: Sequence[RunResult]) -> tuple[Cli
         return ()
     rows = []
     for client, facts in pairs[0][0].clients.items():
-        own, joint = (
-            np.array([_accuracy(pair[side], client) for pair in pairs]) for side in (0, 1)
-        )
+        own, joint = (np.array([_figure(pair[side], client) for pair in pairs]) for side in (0, 1))
         if not np.isfinite(own + joint).all():
             continue
         errors = (_standard_error(own), _standard_error(joint), _standard_error(joint - own))
         means = (float(own.mean()), float(joint.mean()))
-        rows.append(ClientGain(client, facts["n_examples"], facts["epsilon"], *means, *errors))
+        larger = alone[0].metric.larger_is_better
+        settings = (facts["n_examples"], facts["epsilon"])
+        rows.append(ClientGain(client, *settings, *means, *errors, larger))
     return tuple(sorted(rows, key=lambda row: (-row.gain, row.client)))
 
 
-def _accuracy(run: RunResult, client: str) -> float:
-    last = run.last_evaluated
-    accuracies = {} if last is None or last.accuracy is None else last.accuracy
-    return 100 * accuracies.get(client, math.nan)
+def _figure(run: RunResult, client: str) -> float:
+    return run.metric.scale * run.by_client(run.metric.name).get(client, math.nan)
 
 
 def _standard_error(values: NDArray[np.float64]) -> float:
     return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
 
 
-def _with_error(text: str, error: float) -> str:
-    return f"{text} ± {error:.1f}" if math.isfinite(error) else text
-
-
 def joining_chart(results: Sequence[RunResult]) -> Chart | None:
-    """Chart of each client's accuracy with the common model against its accuracy alone."""
+    """Chart of each client's main metric with the common model against that alone."""
     joining = does_joining_pay(results)
     if joining is None:
         return None
-    clients = joining.clients
+    clients, metric = joining.clients, joining.metric
     figure, axes = new_axes(4.8, 4.6, grid="both")
     style = method_styles(list(by_method(results)))[joining.method]
     alone, common = [c.alone for c in clients], [c.common for c in clients]
     high = max(*alone, *common)
-    left, bottom, margin = min(alone), min(common), 0.08 * (high - min(*alone, *common)) + 0.5
+    left, bottom, margin = min(alone), min(common), 0.08 * (high - min(*alone, *common))
+    margin += 0.5 if metric.unit == "%" else 1e-9 + 0.01 * abs(high)
     axes.set_xlim(left - margin, high + margin)
     axes.set_ylim(bottom - margin, high + margin)
     line = [min(left, bottom) - margin, high + margin]
-    axes.fill_between(line, line, line[0], color=GRID, alpha=0.5, lw=0)
+    larger = metric.larger_is_better
+    axes.fill_between(line, line, line[0 if larger else 1], color=GRID, alpha=0.5, lw=0)
     axes.plot(line, line, color=MUTED, lw=1)
     axes.annotate(
-        "loses", (0.98, 0.03), xycoords="axes fraction", color=MUTED, ha="right", fontsize=9
+        "loses",
+        (0.98, 0.03) if larger else (0.02, 0.94),
+        xycoords="axes fraction",
+        color=MUTED,
+        ha="right" if larger else "left",
+        fontsize=9,
     )
     axes.errorbar(
         alone, common, xerr=_bars([c.alone_error for c in clients]),
@@ -226,8 +244,9 @@ def joining_chart(results: Sequence[RunResult]) -> Chart | None:
     )  # fmt: skip
     axes.plot(alone, common, style.marker, ms=6, mew=0, color=style.colour, alpha=0.9)
     add_tips(axes, "clients", alone, common)
-    axes.set_xlabel("accuracy of the client's own model [%]")
-    axes.set_ylabel(f"accuracy of the common model, {joining.method} [%]")
+    unit = f" [{metric.unit}]" if metric.unit else ""
+    axes.set_xlabel(f"{metric.name} of the client's own model{unit}")
+    axes.set_ylabel(f"{metric.name} of the common model, {joining.method}{unit}")
     shown = (
         clients if len(clients) <= _MOST_NAMES else (*clients[:_EXTREMES], *clients[-_EXTREMES:])
     )
@@ -235,17 +254,18 @@ def joining_chart(results: Sequence[RunResult]) -> Chart | None:
     everything = list(zip(alone, common, strict=True))
     _write_names(figure, axes, [(names[c.client], (c.alone, c.common)) for c in shown], everything)
     bars = " Bars: standard error over seeds." if joining.seeds > 1 else ""
-    few = (
+    named = (
         f" Names: the {_EXTREMES} largest and smallest gains." if len(shown) < len(clients) else ""
     )
     return Chart(
         "joining",
         "Does joining pay?",
-        "One mark for each client, on its own held-out records. A client above the line gains from "
-        f"the common model; a client in the shaded area loses.{bars}{few}",
+        "One mark for each client, on its own held-out records. A client "
+        f"{'above' if larger else 'below'} the line gains from the common model; a client in the "
+        f"shaded area loses.{bars}{named}",
         figure,
         joining.table,
-        {"clients": tuple(_tip(c, joining.method) for c in clients)},
+        {"clients": tuple(_tip(c, joining) for c in clients)},
     )
 
 
@@ -259,7 +279,7 @@ def _write_names(
     names: Sequence[tuple[str, tuple[float, float]]],
     points: Sequence[tuple[float, float]],
 ) -> None:
-    """Write each name beside its point, where it overlaps other points and names least."""
+    """Write each name next to its point, where it overlaps other points and names least."""
     figure.draw_without_rendering()  # computes the scales
     unit = 72 / figure.dpi  # typographic points in a pixel
     marks = [tuple(float(v) * unit for v in axes.transData.transform(p)) for p in points]
@@ -296,12 +316,14 @@ def _outside(box: _Box, frame: _Box) -> float:
     return 10 * (area - _overlap(box, frame))
 
 
-def _tip(client: ClientGain, method: str) -> str:
-    alone = _with_error(f"{client.alone:.1f}", client.alone_error)
-    common = _with_error(f"{client.common:.1f}", client.common_error)
+def _tip(client: ClientGain, joining: Joining) -> str:
+    alone = joining.with_error(client.alone, client.alone_error)
+    common = joining.with_error(client.common, client.common_error)
+    unit = joining.metric.unit and f" {joining.metric.unit}"
+    gain = f"{joining.number(client.gain, '+')} {joining.unit}".rstrip()
     return (
         f"{client.client} ({client.n_examples} records, epsilon {client.epsilon:.4g}): alone "
-        f"{alone} %, {method} {common} %, gain {client.gain:+.1f} points"
+        f"{alone}{unit}, {joining.method} {common}{unit}, gain {gain}"
     )
 
 

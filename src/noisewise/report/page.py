@@ -9,16 +9,18 @@ from typing import Any
 
 from noisewise import __version__
 from noisewise.federation.results import RunResult
-from noisewise.report.chart import Chart, Table
+from noisewise.report.chart import Chart, Table, marker_symbol, method_styles
 from noisewise.report.citation import PAPER, PAPER_BIBTEX, software_bibtex
 from noisewise.report.disclosures import disclosure
 from noisewise.report.explain import explain
 from noisewise.report.html import template_environment
-from noisewise.report.inline_svg import css_colours, inline_svg
+from noisewise.report.inline_svg import css_colours, css_variable, inline_svg
 from noisewise.report.joining_report import does_joining_pay
+from noisewise.report.page_summary import page_summary, sweep_verdict, verdict
+from noisewise.report.paired import GROUPS, best_methods, method_groups
 from noisewise.report.run_sets import RunSet
 from noisewise.report.server_view import NOT_CHECKED, server_views
-from noisewise.report.tables import by_method, method_rows
+from noisewise.report.tables import by_method, headings, method_rows
 
 __all__ = [
     "STATUS_TEXT",
@@ -51,24 +53,18 @@ class Section:
 
 
 def final_table(results: Sequence[RunResult]) -> Table:
-    """Return mean, standard error and the accuracy of every seed, for each method."""
-    rows = []
-    for row in method_rows(results):
+    """Return the metrics with the main one of every seed, and its error, for each method."""
+    rows, ranked = [], method_rows(results)
+    for row in ranked:
         scores = ", ".join(
-            f"{seed}: {100 * score:.1f}" if score == score else f"{seed}: not measured"
+            f"{seed}: {row.metric.number(score)}" if score == score else f"{seed}: not measured"
             for seed, score in zip(row.seed_numbers, row.scores, strict=True)
         )
-        rows.append((*row.cells()[:5], str(row.seeds), scores))
-    headings = (
-        "method",
-        "accuracy ± standard error",
-        "noise / oracle's",
-        "signal / best",
-        "largest epsilon spent",
-        "seeds",
-        "accuracy for each seed [%]",
-    )
-    return Table(headings, tuple(rows))
+        rows.append((*row.cells()[:-1], str(row.seeds), scores))
+    metric = results[0].metric
+    unit = f" [{metric.unit}]" if metric.unit else ""
+    names = [*headings(ranked)[:-2], "largest epsilon spent", "seeds"]
+    return Table((*names, f"{metric.name} for each seed{unit}"), tuple(rows))
 
 
 def disclosure_table(results: Sequence[RunResult]) -> Table:
@@ -78,19 +74,19 @@ def disclosure_table(results: Sequence[RunResult]) -> Table:
         texts = [disclosure(need) for need in runs[0].needs]
         needs = [text.entered if runs[0].deployed else text.reported for text in texts]
         if any(record.noised_accuracy for run in runs for record in run.rounds):
-            needs.append("a noised accuracy, from the sites that chose to send one")
+            needs.append("a noised score, from the sites that chose to send one")
         if any(run.declarations for run in runs):
             needs.append("unit and budget, from the sites that chose to declare them")
         disclosed = "; ".join(needs) or "nothing except the updates"
         if not runs[0].shares_model:
             disclosed = "nothing: no update leaves a client"
-        privacy = "each client's own budget"
+        privacy = f"each client's own budget, for one {runs[0].unit}"
         if runs[0].deployed:
             privacy = NOT_CHECKED
         elif runs[0].guarantee is None:
             privacy = "none: updates have no noise"
         elif any(c["planned_epsilon"] != c["epsilon"] for c in runs[0].clients.values()):
-            privacy = "one epsilon for all clients: the smallest"
+            privacy = f"one epsilon for all clients: the smallest, for one {runs[0].unit}"
         rows.append((method, disclosed, privacy))
     return Table(("method", "disclosed to the server", "privacy of the updates"), tuple(rows))
 
@@ -144,6 +140,9 @@ def _content(section: Section, prefix: str) -> dict[str, Any]:
     failed = [r for r in results if r.status in ("unfinished", "diverged", "no_updates")]
     return {
         "id": prefix,
+        "groups": _groups(results),
+        "best": best_methods(results),
+        "verdict": verdict(results),
         "name": section.runs.name,
         "final": final_table(results),
         "explanation": explain(results).split("\n\n"),
@@ -158,6 +157,25 @@ def _content(section: Section, prefix: str) -> dict[str, Any]:
         "warning": _warning(failed, len(results)),
         "timings": _timing_tables(section.runs.timings),
         "config": section.runs.config or _fallback_config(results),
+    }
+
+
+def _groups(results: Sequence[RunResult]) -> list[tuple[str, Table]]:
+    """Return the rows of the final table by group of methods: pairs (heading, table)."""
+    table = final_table(results)
+    rows = {row[0]: row for row in table.rows}
+    return [
+        (GROUPS[name], Table(table.headings, tuple(rows[method] for method in methods)))
+        for name, methods in method_groups(results).items()
+    ]
+
+
+def _marks(runs: Sequence[RunResult]) -> dict[str, tuple[int, str, str]]:
+    """Return (number, symbol, CSS colour) of each method, as in the charts."""
+    styles = method_styles(list(by_method(runs)))
+    return {
+        method: (style.number, marker_symbol(style.marker), css_variable(style.text))
+        for method, style in styles.items()
     }
 
 
@@ -203,9 +221,14 @@ def render_page(
             overview=overview,
             overview_svg=inline_svg(overview[0]) if overview else "",
             notes=notes,
+            facts=page_summary([section.runs for section in sections]).facts,
+            verdict=contents[0]["verdict"]
+            if len(contents) == 1
+            else sweep_verdict([section.runs for section in sections]),
+            overview_best={part["name"]: part["best"] for part in contents},
+            marks=_marks(runs),
             n_runs=len(runs),
             n_deployed=sum(run.deployed for run in runs),
-            n_clients=sorted({len(run.clients) for run in runs}),
             light=css_colours(dark=False),
             dark=css_colours(dark=True),
             paper=PAPER,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from noisewise.report.chart import BLUE, save_figure
+from noisewise.palette import BLUE
+from noisewise.report.chart import save_figure
 from noisewise.text import align_columns
 
 __all__ = ["ClientRow", "population_figure", "population_text", "save_figure"]
@@ -20,7 +21,7 @@ class ClientRow:
 
     Attributes:
         id: name of the client.
-        n_examples: N, number of training records.
+        n_examples: N, number of training records or persons.
         batch_size: b, expected batch size.
         epsilon: epsilon of the budget.
         steps_per_round: E_i, local steps in a round.
@@ -51,7 +52,8 @@ _COLUMNS: Mapping[str, Callable[[ClientRow], str]] = {
 }
 
 _LEGEND = (
-    "N: number of training records. b: expected batch size. steps: local steps in a round.\n"
+    "N: number of training records, or of persons if budgets protect persons. b: expected batch\n"
+    "size. steps: local steps in a round.\n"
     "z: noise multiplier that the budget requires. sigma^2: noise energy of an update (expected\n"
     "squared norm of its noise). oracle weight: the weights that give the combined update the\n"
     "least noise; known only in simulations."
@@ -75,7 +77,7 @@ def population_figure(rows: Sequence[ClientRow]) -> Figure:
     panels: list[tuple[str, list[float], bool]] = [
         ("privacy budget epsilon", [row.epsilon for row in ordered], True),
         ("batch size b", [row.batch_size for row in ordered], False),
-        ("training records N", [row.n_examples for row in ordered], False),
+        ("number of records (or persons) N", [row.n_examples for row in ordered], False),
         ("noise multiplier z", [row.noise_multiplier for row in ordered], True),
         ("noise of an update, sigma²", [row.noise_variance for row in ordered], True),
         ("oracle weight [%]", [100 * row.oracle_weight for row in ordered], False),

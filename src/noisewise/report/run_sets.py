@@ -12,9 +12,19 @@ from typing import Any
 
 from noisewise.errors import InvalidValueError
 from noisewise.federation.results import RunResult, load_run
+from noisewise.federation.round_times import RoundTime, read_times
 from noisewise.text import printable
 
-__all__ = ["FoundRuns", "RunSet", "find_runs", "name_sets", "read_timings", "settings_text"]
+__all__ = [
+    "FoundRuns",
+    "RunSet",
+    "find_runs",
+    "flatten_config",
+    "name_sets",
+    "read_round_times",
+    "read_timings",
+    "settings_text",
+]
 
 _MARKS = ("run.json", "rounds.jsonl")
 _DEPTH = 6
@@ -32,6 +42,7 @@ class RunSet:
         timings: content of ``timing.json`` by run, for runs that were profiled.
         settings: config fields (dotted) in which the set differs from the other sets.
         folder: name of the folder with the runs.
+        times: when the rounds took place, by (method, seed), for runs that recorded it.
     """
 
     results: tuple[RunResult, ...]
@@ -40,6 +51,7 @@ class RunSet:
     timings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     folder: str = ""
+    times: Mapping[tuple[str, int], tuple[RoundTime, ...]] = field(default_factory=dict)
 
     @property
     def slug(self) -> str:
@@ -129,6 +141,27 @@ def read_timings(runs: Mapping[str, Path]) -> dict[str, Mapping[str, Any]]:
     return timings
 
 
+def read_round_times(
+    folders: Sequence[Path], results: Sequence[RunResult]
+) -> dict[tuple[str, int], tuple[RoundTime, ...]]:
+    """Return when the rounds of runs took place, by (method, seed).
+
+    Args:
+        folders: folders that may hold a run.
+        results: the runs; the times of other runs are left out.
+    """
+    run_keys, times = {(run.method, run.seed) for run in results}, {}
+    for folder in folders:
+        try:
+            summary = json.loads((folder / "run.json").read_text())
+            key = (summary["method"], summary["seed"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if key in run_keys and (rounds := read_times(folder)):
+            times[key] = rounds
+    return times
+
+
 @dataclass
 class _Draft:
     """A set to which runs are still added: results by (method, seed)."""
@@ -137,6 +170,7 @@ class _Draft:
     home: Path
     results: dict[tuple[str, int], RunResult] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
+    times: dict[tuple[str, int], tuple[RoundTime, ...]] = field(default_factory=dict)
 
 
 def find_runs(folders: Sequence[Path]) -> FoundRuns:
@@ -189,6 +223,7 @@ def find_runs(folders: Sequence[Path]) -> FoundRuns:
             folder=draft.home.resolve().name,
             config=draft.config,
             timings=read_timings(draft.paths),
+            times=draft.times,
         )
         for draft in drafts
     ]
@@ -208,6 +243,8 @@ def _add(drafts: list[_Draft], path: Path, result: RunResult) -> None:
         draft = _Draft(config, home)
         drafts.append(draft)
     draft.results[key] = result
+    if times := read_times(path):
+        draft.times[key] = times
     draft.paths[f"{result.method}, seed {result.seed}"] = path
 
 
@@ -215,7 +252,7 @@ def name_sets(sets: Sequence[RunSet]) -> tuple[RunSet, ...]:
     """Return the sets with names: the config fields in which they differ, or else the folder."""
     if len(sets) == 1:
         return tuple(sets)
-    configs = [_flatten(one.config) for one in sets]
+    configs = [flatten_config(one.config) for one in sets]
     keys = list(dict.fromkeys(key for fields in configs for key in fields))
     varied = [key for key in keys if len({repr(fields.get(key)) for fields in configs}) > 1]
     named = []
@@ -249,7 +286,7 @@ def _value(value: Any) -> str:
     return printable(value) if isinstance(value, str) else json.dumps(value)
 
 
-def _flatten(config: str) -> dict[str, Any]:
+def flatten_config(config: str) -> dict[str, Any]:
     """Return the values of a TOML text by dotted field; empty if it is not valid TOML."""
     try:
         content = tomllib.loads(config)

@@ -35,7 +35,7 @@ def server_views(results: Sequence[RunResult]) -> list[tuple[str, Table]]:
 
 def seen_table(run: RunResult) -> Table:
     """Return what the server of a real federation saw."""
-    asked = {client for record in run.rounds for client in (*record.weights, *record.dropped)}
+    asked_nodes = {client for record in run.rounds for client in (*record.weights, *record.dropped)}
     used = {client for record in run.rounds for client in record.used}
     n_used = sum(len(record.used) for record in run.rounds)
     n_dropped = sum(len(record.dropped) for record in run.rounds)
@@ -45,7 +45,7 @@ def seen_table(run: RunResult) -> Table:
             "rounds",
             f"{len(run.rounds)} of {planned} completed; {run.rounds_changed} changed the model",
         ),
-        ("nodes", f"{len(asked)} asked; {len(used)} sent at least one update that was used"),
+        ("nodes", f"{len(asked_nodes)} asked; {len(used)} sent at least one update that was used"),
         ("updates", f"{n_used} used, {n_dropped} not used"),
         *(("not used", cause.text()) for cause in causes_of(run.rounds)),
         ("noise floor", _floor(run)),

@@ -13,21 +13,17 @@ from matplotlib.figure import Figure
 
 from noisewise.checks import no_repeats
 from noisewise.errors import InvalidValueError
+from noisewise.palette import GREEN, GRID, INK, MUTED, ORANGE
 from noisewise.report.chart import (
     FONT_SIZE,
-    GREEN,
-    GRID,
-    INK,
-    MUTED,
-    ORANGE,
     Chart,
     Style,
     Table,
+    add_legend,
     add_tips,
     method_styles,
     new_axes,
 )
-from noisewise.report.figures import legend_columns
 
 __all__ = ["DotSeries", "Step", "population_dots", "waterfall"]
 
@@ -88,7 +84,8 @@ def waterfall(
     _draw_steps(axes, steps, differences)
     axes.set_yticks(range(len(rows)), [label for label, _, _ in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlabel(quantity)
+    axes.set_xlabel(f"{quantity}, axis does not begin at 0")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10.5)
     add_tips(axes, "steps", [*values, values[-1]], range(len(rows)))
     tips = tuple(f"{label}: {value} ({change})".replace(" ()", "") for label, value, change in rows)
     errors = any(math.isfinite(step.error) for step in steps)
@@ -198,6 +195,7 @@ def population_dots(
     no_repeats("series", [one.label for one in series])
     cells = {one.label: {row: _cell(one, row) for row in one.values} for one in series}
     figure, tips = _draw_dots(series, populations, cells, quantity)
+    figure.axes[0].set_title(title, loc="left", fontsize=10.5)
     rows = tuple(
         (
             population,
@@ -254,12 +252,7 @@ def _draw_dots(
     axes.set_yticks(range(len(populations)), populations)
     axes.set_ylim(len(populations) - 0.5, -0.5)
     axes.set_xlabel(quantity)
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside upper center", frameon=False, labelcolor=INK,
-        ncols=legend_columns(labels, figure.get_figwidth()), fontsize=FONT_SIZE,
-        columnspacing=1.2, handletextpad=0.3,
-    )  # fmt: skip
+    add_legend(figure, axes)
     return figure, tips
 
 

@@ -1,4 +1,4 @@
-"""Several comparisons in one chart and table: accuracy against the config fields that differ."""
+"""Several comparisons in one chart and table: score against the config fields that differ."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from noisewise.palette import INK
 from noisewise.report.cell_text import csv_text
 from noisewise.report.chart import (
     FONT_SIZE,
-    INK,
     Chart,
     Style,
     Table,
@@ -24,7 +24,7 @@ from noisewise.report.chart import (
     style_axes,
 )
 from noisewise.report.run_sets import RunSet, settings_text
-from noisewise.report.tables import MethodRow, method_rows
+from noisewise.report.tables import MethodRow, headings, method_rows
 
 __all__ = ["overview_chart", "overview_csv", "overview_table"]
 
@@ -46,25 +46,33 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _mixed(sets: Sequence[RunSet]) -> bool:
+    """Whether the sets have different tasks, whose figures cannot be compared."""
+    return len({run.task for one in sets for run in one.results}) > 1
+
+
 def overview_table(sets: Sequence[RunSet]) -> Table:
     """Return a table with one row for each set and method."""
-    rows = []
+    rows, mixed = [], _mixed(sets)
     for one in sets:
         for row in method_rows(one.results):
-            cells = row.cells()
-            rows.append((one.name, *cells[:2], str(row.seeds), *cells[2:5]))
-    headings = (
-        "setting", "method", "accuracy ± standard error", "seeds", "noise / oracle's",
-        "signal / best", "largest epsilon spent",
-    )  # fmt: skip
-    return Table(headings, tuple(rows))
+            cells, n_others = row.cells(), len(row.others)
+            shown = cells[:2] if mixed else cells[: 2 + n_others]
+            rows.append((one.name, *shown, str(row.seeds), *cells[2 + n_others : -1]))
+    every = [row for one in sets for row in method_rows(one.results)]
+    names = headings(every)[: 2 if mixed else 2 + len(every[0].others)]
+    last = ("seeds", "noise / oracle's", "signal / best", "largest epsilon spent")
+    return Table(("setting", *names, *last), tuple(rows))
 
 
 def overview_csv(sets: Sequence[RunSet]) -> str:
     """Return the exact numbers as CSV, with a column for each field that varies."""
     keys = _keys(sets)
-    fields = ("seeds", "accuracy", "standard_error", "noise_ratio", "largest_epsilon", "diverged")
-    lines: list[list[object]] = [["set", *keys, "method", *fields]]
+    fields = ("seeds", "score", "standard_error", "noise_ratio", "largest_epsilon", "diverged")
+    every = [row for one in sets for row in method_rows(one.results)]
+    main = headings(every)[1].removesuffix(" ± standard error")
+    names = [main if name == "score" else name for name in fields]
+    lines: list[list[object]] = [["set", *keys, "method", *names]]
     for one in sets:
         for row in method_rows(one.results):
             varied = [one.settings.get(key) for key in keys]
@@ -117,11 +125,14 @@ def _short(text: str, most: int = 22) -> str:
 
 
 def overview_chart(sets: Sequence[RunSet]) -> Chart:
-    """Chart of accuracy against the swept value, a line for each method.
+    """Chart of the main metric against the swept value, a line for each method.
 
     If several fields vary, each value of the other fields has its own panel.
     """
     along, panels, ticks = _panels(sets)
+    metric, mixed = sets[0].results[0].metric, _mixed(sets)
+    name = "score" if mixed else metric.name
+    differ = " The sets have different tasks: their scores cannot be compared." if mixed else ""
     styles = method_styles([run.method for one in sets for run in one.results])
     figure = Figure(figsize=(4.8, 0.4 + _PANEL * len(panels)), layout="constrained")
     FigureCanvasAgg(figure)
@@ -135,7 +146,7 @@ def overview_chart(sets: Sequence[RunSet]) -> Chart:
         tips |= panel_tips
         drawn.append((axes, ends))
         axes.set_title(panel.heading, fontsize=FONT_SIZE, loc="left", color=INK)
-        axes.set_ylabel("final accuracy [%]")
+        axes.set_ylabel("final score of each task" if mixed else f"final {metric.label}")
         axes.margins(x=0.05)
     _ticks(drawn[0][0], ticks)
     for axes, ends in drawn:  # at the end, because the panels share their limits
@@ -143,8 +154,8 @@ def overview_chart(sets: Sequence[RunSet]) -> Chart:
     drawn[-1][0].set_xlabel(along)
     return Chart(
         "sweep",
-        f"Accuracy against {along}" if along else "Accuracy in each setting",
-        "Mean over seeds of the final accuracy; bars are the standard error over seeds.",
+        f"{name.capitalize()} {f'against {along}' if along else 'in each setting'}",
+        f"Mean over seeds of the final {name}; bars are the standard error over seeds.{differ}",
         figure,
         overview_table(sets),
         tips,
@@ -169,14 +180,14 @@ def _draw(
     lines: dict[str, list[tuple[float, MethodRow, str]]] = {}
     for position, one in panel.members:
         for row in method_rows(one.results):
-            if math.isfinite(row.accuracy):
+            if math.isfinite(row.score):
                 lines.setdefault(row.method, []).append((position, row, one.name))
     ends, tips = {}, {}
     for number, (method, points) in enumerate(lines.items()):
         points.sort(key=lambda point: point[0])
         xs = [position for position, _, _ in points]
-        ys = [100 * row.accuracy for _, row, _ in points]
-        errors = [100 * row.standard_error for _, row, _ in points]
+        ys = [row.metric.scale * row.score for _, row, _ in points]
+        errors = [row.metric.scale * row.standard_error for _, row, _ in points]
         style = styles[method]
         axes.errorbar(
             xs,
@@ -192,6 +203,6 @@ def _draw(
         ends[method] = (xs[-1], ys[-1])
         add_tips(axes, f"{prefix}{number}", xs, ys)
         tips[f"{prefix}{number}"] = tuple(
-            f"{method}, {name}: {row.accuracy_text()}" for _, row, name in points
+            f"{method}, {name}: {row.score_text()}" for _, row, name in points
         )
     return ends, tips

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from noisewise.federation.results import RunResult
+from noisewise.federation.task_info import MetricInfo, TaskInfo
 from noisewise.report.cell_text import csv_text, markdown_table, printable_run
+from noisewise.report.disclosures import DISCLOSURES
 from noisewise.text import align_columns, printable
 
 __all__ = [
@@ -18,22 +20,31 @@ __all__ = [
     "aligned",
     "as_csv",
     "as_markdown",
+    "as_run_csv",
     "as_text",
     "by_method",
+    "headings",
     "method_rows",
 ]
 
+ACCURACY = TaskInfo().main
 NOT_KNOWN = "not known to the server"
 """Epsilon in the report of a real federation: the server cannot see how an update was made."""
 
-HEADINGS = (
-    "method",
-    "accuracy ± standard error",
-    "noise / oracle's",
-    "signal / best",
-    "largest epsilon",
-    "disclosed to the server",
-)
+
+def headings(rows: Sequence[MethodRow]) -> tuple[str, ...]:
+    """Return the names of the columns of `MethodRow.cells`."""
+    names = {row.metric.name for row in rows}
+    others = rows[0].others if rows else ()
+    return (
+        "method",
+        f"{names.pop() if len(names) == 1 else 'score'} ± standard error",
+        *(metric.name for metric, _ in others),
+        "noise / oracle's",
+        "signal / best",
+        "largest epsilon",
+        "disclosed to the server",
+    )
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,7 @@ class MethodRow:
     Attributes:
         method: label of the method.
         seeds: number of runs.
-        accuracy: mean over seeds of the mean held-out accuracy, in [0, 1].
+        score: mean over seeds of the main metric on held-out records.
         spread: standard deviation over seeds; NaN for one seed.
         noise_ratio: noise in the combined update divided by the oracle's; NaN if undefined.
         largest_epsilon: largest epsilon that any client spent; infinite without privacy.
@@ -52,13 +63,15 @@ class MethodRow:
         no_updates: number of runs in which no round changed the model.
         unfinished: number of runs that have not ended; they count with the rounds that they have.
         seed_numbers: the seeds.
-        scores: accuracy for each seed.
+        scores: main metric for each seed.
         signal_share: signal-to-noise ratio divided by the best possible one; NaN if undefined.
+        metric: the main metric: name, unit and direction.
+        others: the task's other metrics, each with its mean over seeds.
     """
 
     method: str
     seeds: int
-    accuracy: float
+    score: float
     spread: float
     noise_ratio: float
     largest_epsilon: float
@@ -69,20 +82,27 @@ class MethodRow:
     scores: tuple[float, ...] = ()
     signal_share: float = math.nan
     no_updates: int = 0
+    metric: MetricInfo = ACCURACY
+    others: tuple[tuple[MetricInfo, float], ...] = ()
+
+    @property
+    def accuracy(self) -> float:
+        """The score if the main metric is the accuracy, else NaN."""
+        return self.score if self.metric.is_accuracy else math.nan
 
     @property
     def standard_error(self) -> float:
         """Standard error of the mean over seeds; NaN for one seed."""
         return self.spread / math.sqrt(self.seeds)
 
-    def accuracy_text(self) -> str:
-        """Return mean and standard error in percent, with remarks about the runs."""
-        text = "not measured"
-        if math.isfinite(self.accuracy):
-            text = f"{100 * self.accuracy:.1f}"
+    def score_text(self) -> str:
+        """Return mean and standard error with the metric's unit, and remarks about the runs."""
+        text, metric = "not measured", self.metric
+        if math.isfinite(self.score):
+            text = metric.number(self.score)
             if math.isfinite(self.standard_error):
-                text += f" ± {100 * self.standard_error:.1f}"
-            text += " %"
+                text += f" ± {metric.number(self.standard_error)}"
+            text = f"{text} {metric.unit}".rstrip()
         return text + (f" ({self.remarks()})" if self.remarks() else "")
 
     def remarks(self) -> str:
@@ -95,7 +115,7 @@ class MethodRow:
         return ", ".join(f"{n} of {self.seeds} {remark}" for remark, n in counts.items() if n)
 
     def cells(self) -> tuple[str, ...]:
-        """Return the row as text, for the columns `HEADINGS`."""
+        """Return the row as text, for the columns of `headings`."""
         noise = "no noise" if self.noise_ratio == 0 else f"{self.noise_ratio:.4g}"
         epsilon = "no limit" if math.isinf(self.largest_epsilon) else f"{self.largest_epsilon:.3g}"
         if math.isnan(self.largest_epsilon):
@@ -103,7 +123,8 @@ class MethodRow:
         disclosed = ", ".join(self.needs) or "nothing"
         return (
             self.method,
-            self.accuracy_text(),
+            self.score_text(),
+            *(m.text(v) if math.isfinite(v) else "not measured" for m, v in self.others),
             noise if math.isfinite(self.noise_ratio) else "not defined",
             f"{self.signal_share:.2f}" if math.isfinite(self.signal_share) else "",
             epsilon,
@@ -127,14 +148,14 @@ def method_rows(results: Sequence[RunResult]) -> tuple[MethodRow, ...]:
     """
     rows = []
     for method, runs in by_method([printable_run(result) for result in results]).items():
-        scores = np.array([run.accuracy for run in runs])
+        scores, task = np.array([run.score for run in runs]), runs[0].task
         ratios = [run.noise_ratio for run in runs if math.isfinite(run.noise_ratio)]
         shares = [run.signal_share for run in runs if math.isfinite(run.signal_share)]
         rows.append(
             MethodRow(
                 method=method,
                 seeds=len(runs),
-                accuracy=float(np.mean(scores)),
+                score=float(np.mean(scores)),
                 spread=float(np.std(scores, ddof=1)) if len(runs) > 1 else math.nan,
                 noise_ratio=float(np.mean(ratios)) if ratios else math.nan,
                 largest_epsilon=max(run.largest_epsilon for run in runs),
@@ -145,6 +166,11 @@ def method_rows(results: Sequence[RunResult]) -> tuple[MethodRow, ...]:
                 seed_numbers=tuple(run.seed for run in runs),
                 scores=tuple(float(score) for score in scores),
                 signal_share=float(np.mean(shares)) if shares else math.nan,
+                metric=task.main,
+                others=tuple(
+                    (metric, float(np.mean([run.figure(metric.name) for run in runs])))
+                    for metric in task.metrics[1:]
+                ),
             )
         )
     return tuple(rows)
@@ -152,7 +178,7 @@ def method_rows(results: Sequence[RunResult]) -> tuple[MethodRow, ...]:
 
 def as_text(rows: Sequence[MethodRow]) -> str:
     """Return the rows as aligned columns, for a terminal or a log."""
-    return aligned(HEADINGS, [row.cells() for row in rows])
+    return aligned(headings(rows), [row.cells() for row in rows])
 
 
 def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -163,12 +189,42 @@ def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def as_markdown(rows: Sequence[MethodRow]) -> str:
     """Return the rows as a Markdown table."""
-    return markdown_table(HEADINGS, [row.cells() for row in rows])
+    return markdown_table(headings(rows), [row.cells() for row in rows])
 
 
 def as_csv(rows: Sequence[MethodRow]) -> str:
-    """Return the exact numbers as CSV."""
-    fields = tuple(MethodRow.__dataclass_fields__)
-    values = [[getattr(row, name) for name in fields] for row in rows]
-    cells = [[" ".join(map(str, v)) if isinstance(v, tuple) else v for v in row] for row in values]
-    return csv_text([fields, *cells])
+    """Return the exact numbers as CSV: a row for each method, one value in each cell."""
+    kept = (
+        "noise_ratio",
+        "signal_share",
+        "largest_epsilon",
+        "diverged",
+        "no_updates",
+        "unfinished",
+    )
+    others = rows[0].others if rows else ()
+    names = ("method", "seeds", _main_column(rows), "standard_error")
+    other_names = (metric.name for metric, _ in others)
+    needs = (f"needs_{need}" for need in DISCLOSURES)
+    lines: list[list[object]] = [[*names, *other_names, *kept, *needs]]
+    for row in rows:
+        figures = (row.method, row.seeds, row.score, row.standard_error)
+        more = (*(value for _, value in row.others), *(getattr(row, name) for name in kept))
+        lines.append([*figures, *more, *(need in row.needs for need in DISCLOSURES)])
+    return csv_text(lines)
+
+
+def as_run_csv(results: Sequence[RunResult]) -> str:
+    """Return the exact numbers of each run as CSV: a row for each method and seed."""
+    kept = ("noise_ratio", "signal_share", "largest_epsilon", "status")
+    rows = method_rows(results)
+    others = [metric.name for metric, _ in rows[0].others] if rows else []
+    lines: list[list[object]] = [["method", "seed", _main_column(rows), *others, *kept]]
+    for run in map(printable_run, results):
+        figures = (run.method, run.seed, run.score, *map(run.figure, others))
+        lines.append([*figures, *(getattr(run, name) for name in kept)])
+    return csv_text(lines)
+
+
+def _main_column(rows: Sequence[MethodRow]) -> str:
+    return headings(rows)[1].removesuffix(" ± standard error")

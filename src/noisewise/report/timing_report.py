@@ -6,6 +6,7 @@ from pathlib import Path
 
 from noisewise.federation.stopwatch import Stopwatch
 from noisewise.storage import to_json, write_atomic
+from noisewise.text import align_columns
 
 __all__ = ["report_timing", "timing_text"]
 
@@ -14,12 +15,11 @@ def timing_text(clock: Stopwatch) -> str:
     """Return a table with a line for each part of the rounds."""
     if clock.rounds == 0:
         return "no round was run, so there are no times: the run was already finished"
-    lines = [f"{'part of a round':<16} {'seconds':>9} {'per round':>9} {'share':>7}"]
-    lines += [
-        f"{row['part']:<16} {row['seconds']:>9.3f} {row['seconds_per_round']:>9.4f} "
-        f"{100 * row['share']:>5.1f} %"
-        for row in clock.rows()
-    ]
+    table = [("part of a round", "seconds", "per round", "share")]
+    for row in clock.rows():
+        seconds, share = f"{row['seconds']:.3f}", f"{100 * row['share']:.1f} %"
+        table.append((row["part"], seconds, f"{row['seconds_per_round']:.4f}", share))
+    lines = align_columns(table, right=range(1, 4))
     summary = clock.summary()
     lines.append(
         f"{clock.rounds} rounds in {clock.total:.1f} s, {summary['rounds_per_minute']:.3g} per "

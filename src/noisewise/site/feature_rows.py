@@ -46,7 +46,8 @@ def cached_rows(
         source: where the records come from. Records of another source have another file.
 
     Raises:
-        InvalidValueError: the folder is a link, or other accounts can open it.
+        InvalidValueError: the folder is a link, or other accounts can open it; or the map changes
+            while records are mapped (`Features.check_fixed`).
     """
     table = _Table(features, inputs)
     name = hashlib.sha256(f"{features.identity}:{source}".encode()).hexdigest()[:32]
@@ -86,7 +87,7 @@ def check_private(folder: Path) -> None:
     if not stat.S_ISDIR(status.st_mode):
         raise InvalidValueError("features: cache", str(folder), "must be a folder, not a link")
     if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
-        allowed = "must belong to the account that runs the site; delete it, it is made again"
+        allowed = "must belong to the account that runs the site; delete it; it is recreated"
         raise InvalidValueError("features: cache", str(folder), allowed)
     if os.name == "posix" and status.st_mode & 0o077:
         allowed = f"must be closed to other accounts: `chmod 700 {folder}`"
@@ -123,8 +124,9 @@ class _Table:
         """Compute what is missing; ``write`` receives whole rows."""
         total, said = len(self.missing), time.monotonic()
         while waiting := [*self.missing][:_BLOCK]:
-            made = [row for row in map(self._computed, waiting) if row is not None]
-            write(b"".join(made))
+            new_rows = [row for row in map(self._computed, waiting) if row is not None]
+            self._features.check_fixed()
+            write(b"".join(new_rows))
             if time.monotonic() > said + _PROGRESS:
                 said = time.monotonic()
                 _log.info("features: %d of %d records", total - len(self.missing), total)
@@ -181,7 +183,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _read(file: int, size: int) -> bytes:
-    """So many bytes, or fewer at the end of the file."""
+    """Read this many bytes, or fewer at the end of the file."""
     parts = []
     while size and (part := os.read(file, size)):
         parts.append(part)
@@ -202,7 +204,7 @@ def _write(file: int, content: bytes) -> None:
 
 
 def _replace(path: Path, rows: Iterator[bytes]) -> None:
-    """Write a file anew; after a crash there is the old one or the new one."""
+    """Replace a file; after a crash either the old or the new file exists."""
     temporary = path.with_name(f"{path.name}.new")
     temporary.unlink(missing_ok=True)  # of a process that was killed
     try:

@@ -1,7 +1,7 @@
 """What a server may ask of a site: a round, a learning rate within limits, parameters, no more.
 
 An instruction has no field by which a server could name a noise level, a clipping norm, a batch, a
-number of steps or an epsilon. A question for the noised accuracy has no learning rate either.
+number of steps or an epsilon. A question for the noised score has no learning rate either.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,40 +18,16 @@ from torch import Tensor
 from noisewise.errors import InvalidValueError, UpdateError
 from noisewise.privacy.ledger import instruction_hash
 from noisewise.privacy.plan import LocalPlan
-from noisewise.site.site_file import LimitsPart, MetricsPart
+from noisewise.site.requests import Instruction, Question
+from noisewise.site.site_config import LimitsPart, MetricsPart
 from noisewise.training.parameters import ParameterLayout
 
 __all__ = [
     "CheckedInstruction",
     "CheckedQuestion",
-    "Instruction",
-    "Question",
     "check_instruction",
     "check_question",
 ]
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """An instruction to train, as a transport received it. Nothing in it is checked yet.
-
-    Attributes:
-        round: counted from 1.
-        learning_rate: eta.
-        parameters: arrays by the names of the model's parameters.
-    """
-
-    round: object
-    learning_rate: object
-    parameters: Mapping[str, NDArray[np.float32]]
-
-
-@dataclass(frozen=True)
-class Question:
-    """A question for the noised accuracy, as a transport received it; see `Instruction`."""
-
-    round: object
-    parameters: Mapping[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -75,14 +51,26 @@ class CheckedInstruction:
         sends the stored bytes and spends no budget twice. Ledgers on disk hold these hashes, so the
         bytes that are hashed here must not change.
         """
-        asked = {"round": self.round, "learning_rate": self.learning_rate}
+        fields = {"round": self.round, "learning_rate": self.learning_rate}
         return instruction_hash(
             b"flower-train-1",
-            json.dumps(asked, sort_keys=True).encode(),
+            json.dumps(fields, sort_keys=True).encode(),
             repr(layout).encode(),
-            repr((plan, normalise)).encode(),
+            _without_default(f"({_plan_text(plan)}, {normalise!r})").encode(),
             self.theta.numpy().tobytes(),
         )
+
+
+def _plan_text(plan: LocalPlan) -> str:
+    """All fields of a plan, as ledgers on disk hash them."""
+    values = ", ".join(f"{each.name}={getattr(plan, each.name)!r}" for each in fields(plan))
+    return f"LocalPlan({values})"
+
+
+def _without_default(plan: str) -> str:
+    """A plan's text without the clipping rule and the unit that older plans have by default."""
+    plan = plan.replace(", clip_rule='norm'", "")
+    return plan.replace(", unit='record', max_records=None", "")
 
 
 @dataclass(frozen=True)
@@ -99,11 +87,14 @@ class CheckedQuestion:
 
     def digest(self, layout: ParameterLayout, metrics: MetricsPart) -> str:
         """The ledger's name for it; see `CheckedInstruction.digest`."""
+        terms: tuple[float, ...] = (metrics.noise_multiplier, metrics.records)
+        if metrics.score_bound is not None:
+            terms = (*terms, metrics.score_bound)
         return instruction_hash(
             b"flower-evaluate-1",
             json.dumps({"round": self.round}).encode(),
             repr(layout).encode(),
-            repr((metrics.noise_multiplier, metrics.records)).encode(),
+            repr(terms).encode(),
             self.theta.numpy().tobytes(),
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from noisewise.privacy.declaration import UNITS, Declaration
+from noisewise.privacy.declaration import Declaration
 from noisewise.site.site_file import Site
 
 __all__ = ["site_declaration"]
@@ -16,4 +16,4 @@ def site_declaration(site: Site) -> Declaration | None:
     part = site.config.declaration
     if part is None or not part.publish:
         return None
-    return Declaration(UNITS[0], site.budget.epsilon, site.budget.delta)
+    return Declaration(site.plan.unit, site.budget.epsilon, site.budget.delta)

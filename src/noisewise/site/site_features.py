@@ -36,6 +36,8 @@ class FeaturesPart(Strict):
     options: dict[str, Any] = Field(default={})
     weights: str | None = None
     sha256: str | None = None
+    mean: list[float] | None = None
+    std: list[float] | None = None
     normalise: Normalise = "unit"
 
 
@@ -56,6 +58,8 @@ def load_features(part: FeaturesPart, file: Path) -> Features:
             options=part.options,
             weights=None if part.weights is None else file.resolve().parent / part.weights,
             sha256=part.sha256,
+            mean=part.mean,
+            std=part.std,
             normalise=part.normalise,
         )
     except InvalidValueError as error:
@@ -77,19 +81,21 @@ def mapped_records(
     Raises:
         InvalidValueError: other accounts can open the folder of the cache.
     """
-    rows = cached_rows(features, records.inputs.numpy(), folder, source)
+    rows = cached_rows(features, records.tensor.numpy(), folder, source)
     inputs = torch.from_numpy(rows)
     usable = inputs.isfinite().all(dim=1)
     if bool(usable.all()):
-        return TensorData(inputs, records.targets)
+        return TensorData(inputs, records.targets, records.persons)
     lost = int((~usable).sum())
     _log.warning(
-        "%s: %d of %d records add nothing: %s gives them no finite features",
+        "%s: %d of %d records are left out: %s returns no finite features for them, or "
+        "does not take their values",
         field,
         lost,
         len(usable),
         features.name,
     )
     if lost == len(usable):
-        _log.error("%s: no record is left, answers are noise alone", field)
-    return TensorData(inputs[usable], records.targets[usable])
+        _log.error("%s: no usable record: replies contain only noise", field)
+    persons = None if records.persons is None else records.persons.take(usable.numpy())
+    return TensorData(inputs[usable], records.targets[usable], persons)

@@ -1,174 +1,55 @@
-"""A site's own file: data, model, promise and limits. No server sees it or changes it."""
+"""What a site's own file says and what is made from it. No server sees it or changes it."""
 
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ValidationError
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from noisewise.data.columns import ColumnCoder, parse_columns
-from noisewise.data.specs import ClientSpec
+from noisewise.data.record_files import joined_inputs
+from noisewise.data.specs import ClientSpec, Unit
 from noisewise.errors import InvalidValueError
 from noisewise.plugins import load_object
-from noisewise.privacy.accounting import DEFAULT_ACCOUNTANT
 from noisewise.privacy.budget import PrivacyBudget
 from noisewise.privacy.ledger import Ledger
 from noisewise.privacy.plan import LocalPlan, make_plan
 from noisewise.privacy.shared_budget import plan_with_releases
-from noisewise.schema import Count, OpenShare, Positive, Strict
-from noisewise.site.site_features import FeaturesPart, load_features, mapped_records
+from noisewise.schema import first_invalid_value
+from noisewise.site.core_files import running_software
+from noisewise.site.site_config import SiteConfig
+from noisewise.site.site_features import load_features, mapped_records
+from noisewise.site.site_persons import read_persons
 from noisewise.site.site_records import (
     inputs_and_targets,
     read_records,
-    sound_records,
+    usable_records,
 )
+from noisewise.site.site_task import (
+    InputPart,
+    RecordRules,
+    check_site_outputs,
+    site_task,
+)
+from noisewise.site.vault_config import RoundLimit, check_shares, round_limit
+from noisewise.training.bounded_scores import RecordScore, bounded_score
+from noisewise.training.engine import IsolatedGradients
 from noisewise.training.features import Features
 from noisewise.training.gradients import Loss
-from noisewise.training.local import DEFAULT_PHYSICAL_BATCH, TensorData
+from noisewise.training.local import TensorData
 from noisewise.training.models import make_model
 from noisewise.training.parameters import check_model
-from noisewise.training.synthetic_records import RecordForm
+from noisewise.training.synthetic_records import RecordForm, TensorForm
+from noisewise.training.tasks import CLASSIFICATION
 
-__all__ = ["Site", "SiteConfig", "load_site"]
-
-
-class LedgerPart(Strict):
-    """Where the ledger is, and of which dataset."""
-
-    file: str
-    dataset: str
-    keep_replies: Count | None = None
-
-
-class DataPart(Strict):
-    """The records: a file with ``inputs`` and ``targets``, or a function that returns both.
-
-    The function takes no argument and returns a pair of arrays, a pair of lists, or a torch
-    ``Dataset``. In a list or a ``Dataset``, a bad record is left out alone.
-
-    In a CSV file, ``target`` is the column with the class. ``held_out`` is a second file, with
-    records that are not trained on; without it they are ``test_inputs`` and ``test_targets`` of
-    ``file``. They are read for ``[metrics]`` only.
-
-    ``records`` is the number that the plan counts on. It is written down here, not counted, so that
-    steps, sampling rate and noise do not depend on whether one record is there.
-    """
-
-    records: Count
-    file: str | None = None
-    function: str | None = None
-    target: str = "target"
-    held_out: str | None = None
-
-    @model_validator(mode="after")
-    def _one_source(self) -> DataPart:
-        if (self.file is None) == (self.function is None):
-            raise ValueError("give either file or function")
-        return self
-
-
-class ModelPart(Strict):
-    """The model that the site is willing to train; with ``[features]``, the head on them."""
-
-    name: str
-    input_shape: list[Count]
-    classes: Count
-    options: dict[str, Any] = Field(default_factory=dict)
-
-
-class BudgetPart(Strict):
-    """The promise to each record, for good."""
-
-    epsilon: Positive
-    delta: OpenShare
-    planned_rounds: Count
-    accountant: str = DEFAULT_ACCOUNTANT
-
-
-class TrainingPart(Strict):
-    """How the site trains. ``normalise`` divides the update by its number of steps (NoiseWise)."""
-
-    batch_size: Count
-    clip_norm: Positive
-    local_epochs: Count = 1
-    normalise: bool = False
-    physical_batch: Count = DEFAULT_PHYSICAL_BATCH
-    threads: Count = 1
-    loss: str | None = None
-
-
-class MetricsPart(Strict):
-    """A noised accuracy on held-out records, for servers that ask; without this part there is none.
-
-    ``noise_multiplier`` is the deviation of the noise on the number of records that the model gets
-    right, which one record changes by at most 1. ``records`` is the divisor: written down, not
-    counted, so that it tells nothing. For the same reason no minimum is checked against the true
-    number of records. ``releases`` is how often in all; training gets so much more noise that its
-    planned rounds and these fit into the budget together.
-    """
-
-    noise_multiplier: Positive
-    records: Count
-    releases: Count
-
-    @model_validator(mode="after")
-    def _worth_it(self) -> MetricsPart:
-        if self.records < 4 * self.noise_multiplier:
-            raise ValueError("records must be at least 4 noise_multiplier: else noise dominates")
-        return self
-
-
-class DeclarationPart(Strict):
-    """Whether servers that ask receive the unit and the budget; without this part they do not.
-
-    ``publish = true`` sends "record", epsilon and delta, as ``[budget]`` has them. It is unsigned.
-    """
-
-    publish: bool
-
-
-class LimitsPart(Strict):
-    """What a server may ask for.
-
-    ``rounds`` is how many rounds of the plan are ever charged, whatever the budget would allow;
-    without it, the planned ones. ``last_round`` bounds the number that a server gives a round.
-    """
-
-    learning_rate: Annotated[list[Positive], Field(min_length=2, max_length=2)]
-    rounds: Count | None = None
-    last_round: Count = 100_000
-
-    @model_validator(mode="after")
-    def _ordered(self) -> LimitsPart:
-        if self.learning_rate[0] > self.learning_rate[1]:
-            raise ValueError("learning_rate must be [lowest, highest]")
-        return self
-
-
-class SiteConfig(Strict):
-    """The whole file.
-
-    ``columns`` declares how the columns of CSV files become inputs (`noisewise.data.columns`),
-    ``features`` which public map is applied to each record before training.
-    """
-
-    ledger: LedgerPart
-    data: DataPart
-    columns: dict[str, Any] | None = None
-    features: FeaturesPart | None = None
-    model: ModelPart
-    budget: BudgetPart
-    training: TrainingPart
-    limits: LimitsPart
-    metrics: MetricsPart | None = None
-    declaration: DeclarationPart | None = None
+__all__ = ["Site", "load_site"]
 
 
 @dataclass(frozen=True)
@@ -181,6 +62,8 @@ class Site:
     model: nn.Module
     loss: Loss
     features: Features | None = None
+    rules: RecordRules = field(default_factory=lambda: RecordRules(CLASSIFICATION))
+    federation: str = ""  # that a vault answers; empty without a vault
 
     @property
     def ledger_file(self) -> Path:
@@ -189,7 +72,7 @@ class Site:
 
     @property
     def feature_folder(self) -> Path:
-        """Where the features of its records are stored: beside the ledger, for its account only."""
+        """The folder of its records' features: next to the ledger, closed to other accounts."""
         return self.ledger_file.with_name(self.ledger_file.name + "-features")
 
     @property
@@ -200,7 +83,34 @@ class Site:
     @property
     def rounds_allowed(self) -> int:
         """How many rounds of the plan are ever charged."""
-        return self.config.limits.rounds or self.config.budget.planned_rounds
+        return _rounds_allowed(self.config)
+
+    @property
+    def round_limit(self) -> RoundLimit:
+        """How many of them this federation may have."""
+        return round_limit(self.config.vault, self.federation, self.rounds_allowed)
+
+    @property
+    def score(self) -> RecordScore:
+        """The score of a held-out record."""
+        part = self.config.metrics
+        return bounded_score(self.rules.task, None if part is None else part.score_bound)
+
+    def engine(self) -> IsolatedGradients:
+        """The engine that sums clipped gradients."""
+        return IsolatedGradients(self.model, self.loss)
+
+    @property
+    def planned_steps(self) -> dict[tuple[float, float], int]:
+        """All steps that are ever charged under this file, by (sample_rate, noise_multiplier)."""
+        plan, metrics = self.plan, self.config.metrics
+        steps = {
+            (plan.sample_rate, plan.noise_multiplier): plan.steps_per_round * self.rounds_allowed
+        }
+        if metrics is not None:
+            kind = (1.0, metrics.noise_multiplier)
+            steps[kind] = steps.get(kind, 0) + metrics.releases
+        return steps
 
     @property
     def columns(self) -> ColumnCoder | None:
@@ -211,8 +121,7 @@ class Site:
     @property
     def record_form(self) -> RecordForm:
         """Shape and type of what the model trains on, as the file declares them."""
-        shape = tuple(self.config.model.input_shape)
-        return RecordForm(shape, torch.float32, (), torch.int64)
+        return self.rules.form
 
     def open_ledger(self) -> Ledger:
         """The ledger, if it is this dataset's and has this promise.
@@ -225,48 +134,74 @@ class Site:
             dataset_id=self.config.ledger.dataset,
             budget=self.budget,
             accountant=self.config.budget.accountant,
+            unit=self.config.budget.unit,
             keep_replies=self.config.ledger.keep_replies,
+            software=running_software(),
         )
 
     def data(self) -> TensorData:
-        """What to train on: records, or their features; bad ones add nothing."""
+        """What to train on: records, or their features; invalid ones are left out."""
         part = self.config.data
         if part.function:
-            return self._sound(*_from_function(part.function), "data")
+            inputs, targets, persons = _from_function(part.function, self.plan.unit)
+            return self._sound(inputs, targets, persons, "data")
         arrays = self._read(part.file or "", "data.file")
-        return self._sound(arrays["inputs"], arrays["targets"], "data")
+        return self._sound(joined_inputs(arrays), arrays["targets"], arrays.get("persons"), "data")
 
     def held_out(self) -> TensorData:
         """The records that are not trained on."""
         part = self.config.data
         if part.held_out:
             arrays = self._read(part.held_out, "data.held_out")
-            return self._sound(arrays["inputs"], arrays["targets"], "data.held_out")
+            inputs, persons = joined_inputs(arrays), arrays.get("persons")
+            return self._sound(inputs, arrays["targets"], persons, "data.held_out")
         if part.file:
             arrays = self._read(part.file, "data.file")
-            if "test_inputs" in arrays:
-                return self._sound(arrays["test_inputs"], arrays["test_targets"], "data (held out)")
+            if "test_targets" in arrays:
+                inputs, persons = joined_inputs(arrays, "test_inputs"), arrays.get("test_persons")
+                return self._sound(inputs, arrays["test_targets"], persons, "data (held out)")
         allowed = "must name a file, or data.file must hold test_inputs and test_targets"
         raise InvalidValueError("data.held_out", part.held_out, allowed)
 
     def _read(self, file: str, field: str) -> dict[str, NDArray[Any]]:
-        return read_records(self.folder / file, self.config.data.target, field, self.columns)
+        data, values = self.config.data, not self.rules.task.one_class
+        return read_records(
+            self.folder / file, data.target, field, self.columns, values=values, person=data.person
+        )
 
-    def _sound(self, inputs: object, targets: object, field: str) -> TensorData:
-        part, features = self.config.model, self.features
+    def _sound(
+        self, inputs: object, targets: object, persons: NDArray[np.int64] | None, field: str
+    ) -> TensorData:
+        features, images = self.features, self.config.data.images
+        classes = self.config.model.classes
+        persons = None if self.plan.unit == "record" else persons
         if features is None:
-            return sound_records(inputs, targets, tuple(part.input_shape), part.classes, field)
-        records = sound_records(inputs, targets, features.input_shape, part.classes, field)
+            return usable_records(
+                inputs, targets, (), classes, field, self.rules, images=images, persons=persons
+            )
+        form = TensorForm(features.input_shape, torch.float32)
+        rules = replace(self.rules, inputs=(form,))
+        if images is None and features.input_range is not None:
+            images = True  # the map declares that bytes are divided by 255
+        records = usable_records(
+            inputs, targets, (), classes, field, rules, images=images, persons=persons
+        )
         origin = self.config.data
         source = f"{field}: {origin.function or self.folder / (origin.file or '')}"
         return mapped_records(features, records, self.feature_folder, source, field)
 
 
-def _from_function(name: str) -> tuple[Any, Any]:
+def _rounds_allowed(config: SiteConfig) -> int:
+    return config.limits.rounds or config.budget.planned_rounds
+
+
+def _from_function(name: str, unit: Unit) -> tuple[Any, Any, Any]:
     function = load_object(name, "data.function")
     if not callable(function):
         raise InvalidValueError("data.function", name, "must name a function")
-    return inputs_and_targets(function(), f"data.function: {name}()")
+    source, by_person = f"data.function: {name}()", unit == "person"
+    inputs, targets, *persons = inputs_and_targets(function(), source, persons=by_person)
+    return inputs, targets, read_persons(persons[0], f"{source}: persons") if persons else None
 
 
 def load_site(path: str | Path) -> Site:
@@ -280,38 +215,52 @@ def load_site(path: str | Path) -> Site:
     try:
         content = tomllib.loads(file.read_text())
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        allowed = f"must be a site's TOML file ({error})"
+        reason = error.strerror if isinstance(error, OSError) else error
+        allowed = f"must be a site's TOML file ({reason})"
         raise InvalidValueError("site", str(path), allowed) from error
     try:
         config = SiteConfig.model_validate(content)
     except ValidationError as error:
-        raise _first_fault(file, error) from error
+        raise first_invalid_value(error, SiteConfig, f"{file}: ") from error
     _check_columns(file, config)
+    check_shares(config.vault, _rounds_allowed(config), str(file))
     torch.set_num_threads(config.training.threads)
     features = _features(file, config)
+    rules = _rules(file, config)
+    shapes = {name: form.shape for name, form in zip(rules.names, rules.inputs, strict=False)}
     model = make_model(
         config.model.name,
-        config.model.input_shape,
+        shapes or rules.inputs[0].shape,
         config.model.classes,
         0,  # only the structure is used; parameters come with each instruction
         **config.model.options,
     )
     check_model(model)
-    return Site(config, file.resolve().parent, _plan(config), model, _loss(config), features)
+    check_site_outputs(rules, model)
+    folder, loss = file.resolve().parent, rules.task.loss
+    return Site(config, folder, _plan(config), model, loss, features, rules)
 
 
-def _first_fault(file: Path, error: ValidationError) -> InvalidValueError:
-    """One fault in one line; an unknown field comes first, since it may be misspelt."""
-    faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
-    fault = faults[0]
-    field = f"{file}: {'.'.join(str(part) for part in fault['loc']) or 'site'}"
-    missing = [".".join(map(str, f["loc"])) for f in faults if f["type"] == "missing"]
-    if fault["type"] == "missing":
-        return InvalidValueError(field, None, "must be given")
-    if fault["type"] == "extra_forbidden":
-        hint = f"; {', '.join(missing)} must be given" if missing else ""
-        return InvalidValueError(field, fault["input"], f"no such field in a site's file{hint}")
-    return InvalidValueError(field, fault["input"], fault["msg"].removeprefix("Value error, "))
+def _rules(file: Path, config: SiteConfig) -> RecordRules:
+    """Which records can be trained on, from what the file declares."""
+    part = config.model
+    if (part.input_shape is None) == (part.inputs is None):
+        allowed = "must be given, or [model.inputs.NAME] tables, but not both"
+        raise InvalidValueError(f"{file}: model.input_shape", part.input_shape, allowed)
+    if part.inputs is not None and (config.features or config.columns):
+        allowed = "must be left out with [features] or [columns]"
+        raise InvalidValueError(f"{file}: model.inputs", list(part.inputs), allowed)
+    try:
+        task = site_task(config.task, part.classes, _loss(config))
+        if config.metrics is not None:
+            bounded_score(task, config.metrics.score_bound)
+    except InvalidValueError as error:
+        raise InvalidValueError(f"{file}: {error.field}", error.value, error.allowed) from error
+    single = InputPart(
+        shape=part.input_shape or [], dtype=part.input_dtype, vocabulary=part.vocabulary
+    )
+    forms = tuple(each.form for each in (part.inputs or {"": single}).values())
+    return RecordRules(task, tuple(config.task.target_shape), forms, tuple(part.inputs or ()))
 
 
 def _check_columns(file: Path, config: SiteConfig) -> None:
@@ -343,17 +292,20 @@ def _features(file: Path, config: SiteConfig) -> Features | None:
 def _plan(config: SiteConfig) -> LocalPlan:
     spec = ClientSpec(
         id="site",
-        n_examples=config.data.records,
+        n_examples=config.declared_units,
         batch_size=config.training.batch_size,
         epsilon=config.budget.epsilon,
         delta=config.budget.delta,
         local_epochs=config.training.local_epochs,
+        unit=config.budget.unit,
+        max_records=config.budget.max_records,
     )
     plan = make_plan(
         spec,
         rounds=config.budget.planned_rounds,
         clip_norm=config.training.clip_norm,
         accountant=config.budget.accountant,
+        clip_rule=config.training.clip,
     )
     part = config.metrics
     if part is None:
@@ -361,10 +313,10 @@ def _plan(config: SiteConfig) -> LocalPlan:
     return plan_with_releases(plan, {(1.0, part.noise_multiplier): part.releases})
 
 
-def _loss(config: SiteConfig) -> Loss:
+def _loss(config: SiteConfig) -> Loss | None:
     if config.training.loss is None:
-        return cross_entropy
-    found = load_object(config.training.loss, "training.loss")
-    if not callable(found):
+        return None
+    loss = load_object(config.training.loss, "training.loss")
+    if not callable(loss):
         raise InvalidValueError("training.loss", config.training.loss, "must name a function")
-    return found
+    return loss

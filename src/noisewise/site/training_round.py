@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from safetensors.torch import load as decode
 from safetensors.torch import save as encode
 from torch import Tensor
 
-from noisewise.privacy.ledger import SealedReply
+from noisewise.privacy.ledger import SealedReply, training_charge
 from noisewise.randomness import SecureRandom
 from noisewise.site.instruction import CheckedInstruction
+from noisewise.site.log_limit import CHARGED
 from noisewise.site.site_file import Site
-from noisewise.training.engine import IsolatedGradients
-from noisewise.training.local import local_update, per_step
+from noisewise.training.gradients import GradientEngine
+from noisewise.training.local import TensorData, local_update, per_step
 from noisewise.training.parameters import ParameterLayout
 
 __all__ = ["RECORDS_TOLERANCE", "noised_update"]
@@ -28,7 +30,7 @@ _log = logging.getLogger("noisewise.site")
 def noised_update(site: Site, instruction: CheckedInstruction) -> Tensor:
     """Reserve, train, seal: the noised update [p] as the ledger stored it.
 
-    Batch sizes are chosen on made-up records before a record is read. Records are read before the
+    Batch sizes are chosen on synthetic records before a record is read. Records are read before the
     ledger is charged, so a missing file costs nothing.
 
     Args:
@@ -42,12 +44,17 @@ def noised_update(site: Site, instruction: CheckedInstruction) -> Tensor:
     layout = ParameterLayout.of(site.model)
     normalise = site.config.training.normalise
     digest = instruction.digest(layout, site.plan, normalise)
-    engine = IsolatedGradients(site.model, site.loss)
+    engine = site.engine()
     engine.prepare(instruction.theta, site.record_form)  # before any record is read
     data = site.data()  # before the ledger is charged
-    _warn_of_size(site, len(data))
+    _warn_of_size(site, data)
     with site.open_ledger() as ledger:
-        granted = ledger.reserve(digest, site.plan, at_most=site.rounds_allowed)
+        limit, charge = site.round_limit, training_charge(site.plan)
+        charge = replace(charge, federation=site.federation)
+        granted = ledger.reserve(
+            digest, charge, at_most=limit.at_most, counted=limit.counted,
+            at_most_in_all=limit.at_most_in_all,
+        )  # fmt: skip
         if isinstance(granted, SealedReply):
             _log.info(
                 "round %d was answered before: the stored reply of an identical instruction is "
@@ -55,22 +62,40 @@ def noised_update(site: Site, instruction: CheckedInstruction) -> Tensor:
                 instruction.round,
             )
             return decode(granted.reply)[_STORED]
-        made = local_update(
-            site.model,
-            instruction.theta,
-            data,
-            site.plan,
-            instruction.learning_rate,
-            site.loss,
-            SecureRandom(),
-            physical_batch=site.config.training.physical_batch,
-            engine=engine,
-        )
-        delta = per_step(made.delta, site.plan) if normalise else made.delta
+        _log.info("round %d is charged to the ledger", instruction.round, extra=CHARGED)
+        try:
+            delta = _trained(site, instruction, data, engine)
+        except Exception:
+            # The budget is reserved. A missing reply would tell the server that training failed on
+            # these records, so the reply has the same form and contains only noise.
+            _log.exception(
+                "round %d: training failed; the update is only noise",
+                instruction.round,
+                extra=CHARGED,
+            )
+            delta = _trained(site, instruction, data.without_records(), engine)
+        delta = per_step(delta, site.plan) if normalise else delta
         return decode(ledger.seal(granted, encode({_STORED: delta.contiguous()})))[_STORED]
 
 
-def _warn_of_size(site: Site, found: int) -> None:
-    planned = site.config.data.records
+def _trained(
+    site: Site, instruction: CheckedInstruction, data: TensorData, engine: GradientEngine
+) -> Tensor:
+    return local_update(
+        site.model,
+        instruction.theta,
+        data,
+        site.plan,
+        instruction.learning_rate,
+        site.loss,
+        SecureRandom(),
+        physical_batch=site.config.training.physical_batch,
+        engine=engine,
+    ).delta
+
+
+def _warn_of_size(site: Site, data: TensorData) -> None:
+    planned, found, unit = site.config.declared_units, data.count(site.plan.unit), site.plan.unit
     if abs(found - planned) > RECORDS_TOLERANCE * planned:
-        _log.warning("data.records = %d in the plan, but there are %d records", planned, found)
+        text = "data.%ss = %d in the plan, but there are %d %ss"
+        _log.warning(text, unit, planned, found, unit)

@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from noisewise.storage import cache_dir, write_atomic
+from noisewise.training.inputs import Inputs, map_inputs, select
 from noisewise.training.operation_trace import (
     NoMasks,
     OperationPairs,
@@ -70,11 +71,11 @@ class BatchSizeCheck:
 class RowRunner(Protocol):
     """A computation to check; row i of each returned tensor belongs to record i."""
 
-    def passes(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+    def passes(self, theta: Tensor, inputs: Inputs, targets: Tensor) -> list[Tensor]:
         """Run only the model's passes, whose operations are recorded."""
         ...
 
-    def evidence(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+    def evidence(self, theta: Tensor, inputs: Inputs, targets: Tensor) -> list[Tensor]:
         """All tensors that the records' contributions are computed from: [b, ...] each."""
         ...
 
@@ -82,7 +83,7 @@ class RowRunner(Protocol):
 def check_batch_sizes(
     runner: RowRunner,
     thetas: Sequence[Tensor],
-    records: tuple[Tensor, Tensor],
+    records: tuple[Inputs, Tensor],
     largest: int,
     about: str,
 ) -> BatchSizeCheck:
@@ -100,7 +101,9 @@ def check_batch_sizes(
     """
     pairs, problem = trace_operations(
         lambda count: runner.passes(
-            thetas[0], records[0][:count].clone(), records[1][:count].clone()
+            thetas[0],
+            map_inputs(lambda part: part[:count].clone(), records[0]),
+            records[1][:count].clone(),
         )
     )
     if problem:
@@ -116,7 +119,7 @@ def check_batch_sizes(
 def _trial(
     runner: RowRunner,
     thetas: Sequence[Tensor],
-    records: tuple[Tensor, Tensor],
+    records: tuple[Inputs, Tensor],
     largest: int,
     pairs: OperationPairs,
 ) -> BatchSizeCheck:
@@ -152,7 +155,7 @@ _Digests = list[list[bytes]]
 def _digests_at(
     runner: RowRunner,
     thetas: Sequence[Tensor],
-    records: tuple[Tensor, Tensor],
+    records: tuple[Inputs, Tensor],
     size: int,
     count: int,
 ) -> _Digests | None:
@@ -177,7 +180,7 @@ def _digests_at(
 def _agrees(
     runner: RowRunner,
     thetas: Sequence[Tensor],
-    records: tuple[Tensor, Tensor],
+    records: tuple[Inputs, Tensor],
     size: int,
     expected: _Digests,
 ) -> bool:
@@ -193,12 +196,10 @@ def _agrees(
 
 
 def _digests(
-    runner: RowRunner, theta: Tensor, records: tuple[Tensor, Tensor], index: list[int]
+    runner: RowRunner, theta: Tensor, records: tuple[Inputs, Tensor], index: list[int]
 ) -> list[bytes]:
-    rows = torch.tensor(index, device=records[0].device)
-    evidence = runner.evidence(
-        theta, records[0].index_select(0, rows), records[1].index_select(0, rows)
-    )
+    rows = torch.tensor(index, device=records[1].device)
+    evidence = runner.evidence(theta, select(records[0], rows), records[1].index_select(0, rows))
     arrays = [
         value.detach().cpu().contiguous().flatten(1).numpy()
         for value in evidence

@@ -1,14 +1,16 @@
 """Features on disk: computed once, resumed after a crash, memory-mapped, verified on opening.
 
-A file of the cache is named by the SHA-256 of the feature map and of the records, so features of
-another encoder or of other records are never found under the same name.
+A file of the cache is named by the SHA-256 of the feature map and of the records. Next to it is a
+file with a checksum of each chunk of rows, which covers this name too. A chunk that is missing or
+damaged, or that belongs to another map or to other records, fails its checksum and is computed
+again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
+import math
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -22,7 +24,8 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from noisewise.errors import InvalidValueError
-from noisewise.storage import file_lock, reserve, write_atomic, writing
+from noisewise.storage import file_lock, reserve, writing
+from noisewise.training.feature_checks import one_line
 from noisewise.training.features import Features
 from noisewise.worker_processes import end_workers, follow_parent
 
@@ -35,6 +38,7 @@ OnProgress = Callable[[int, int], None]
 """(records done, records in all)."""
 
 _CHUNK = 128
+_CHECK = 32  # bytes of a checksum
 _log = logging.getLogger(__name__)
 
 
@@ -55,8 +59,8 @@ def cached_features(
 ) -> NDArray[np.float32]:
     """The features of all records: [count, d], memory-mapped, read-only.
 
-    An interrupted call is resumed. Of several processes one computes and the others wait. A damaged
-    file is computed again.
+    An interrupted call is resumed. Of several processes one computes and the others wait. Damaged
+    chunks are computed again.
 
     Args:
         features: the map.
@@ -68,78 +72,67 @@ def cached_features(
         on_progress: called after each chunk.
 
     Raises:
-        InvalidValueError: a record has no finite features; the message gives its number.
+        InvalidValueError: the map fails for a record or gives it no finite features, and the
+            message gives its number; or the map changes while records are mapped.
         DiskFullError: no room for the file.
     """
+    if count == 0:
+        return np.empty((0, features.width), np.float32)
     key = features_key(features, records_digest)
-    path, note = folder / f"{key}.npy", folder / f"{key}.json"
-    shape = (count, features.width)
+    path, shape = folder / f"{key}.npy", (count, features.width)
     with ExitStack() as stack, writing(path):
         folder.mkdir(parents=True, exist_ok=True)
         waiting = f"{features.name}: another process computes these features; waiting"
         stack.enter_context(file_lock(folder / f"{key}.lock", lambda: _log.warning(waiting)))
-        if (known := _open(path, note, shape)) is not None:
-            return known
-        part, done_file = folder / f"{key}.part.npy", folder / f"{key}.done"
-        done = _begin(part, done_file, shape)
-        missing = [int(k) for k in np.flatnonzero(done == 0)]
-        finished = int(done.sum())
-        for number in _compute(features, part, count, read, missing, workers):
-            done[number] = 1
-            done.flush()
+        checks = _open_file(path, shape)
+        values: NDArray[np.float32] = np.load(path, mmap_mode="r", allow_pickle=False)
+        missing = [k for k, check in enumerate(checks) if bytes(check) != _check(key, values, k)]
+        damaged = sum(bool(checks[k].any()) for k in missing)
+        if damaged:
+            _log.warning("%d damaged parts are computed again: %s", damaged, path)
+        finished = len(checks) - len(missing)
+        for number in _compute(features, path, count, read, missing, workers):
+            checks[number] = np.frombuffer(_check(key, values, number), np.uint8)
+            checks.flush()
             finished += 1
             if on_progress is not None:
                 on_progress(min(finished * _CHUNK, count), count)
-        values = np.load(part, mmap_mode="r", allow_pickle=False)
-        content = {"features": features.name, "sha256": _sha256(values), "shape": list(shape)}
-        del values
-        part.replace(path)
-        write_atomic(note, json.dumps(content).encode())
-        done_file.unlink(missing_ok=True)
-        opened = _open(path, note, shape)
-    assert opened is not None
-    return opened
+    return values
 
 
-def _open(path: Path, note: Path, shape: tuple[int, int]) -> NDArray[np.float32] | None:
-    """The finished file; None if it is missing or damaged."""
-    if not note.exists() or not path.exists():
-        return None
+def _open_file(path: Path, shape: tuple[int, int]) -> np.memmap[Any, np.dtype[np.uint8]]:
+    """Open or create a file of features; returns the checksums of its chunks [k, 32]."""
+    checks, form = path.with_suffix(".checks"), (-(-shape[0] // _CHUNK), _CHECK)
     try:
-        content: Any = json.loads(note.read_bytes())
-        values: NDArray[np.float32] = np.load(path, mmap_mode="r", allow_pickle=False)
-        whole = values.dtype == np.float32 and values.shape == shape
-        if whole and content["sha256"] == _sha256(values):
-            return values
-    except (OSError, ValueError, KeyError, TypeError, EOFError):
-        pass
-    _log.warning("cached features are damaged and are computed again: %s", path)
-    note.unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
-    return None
-
-
-def _begin(
-    part: Path, done_file: Path, shape: tuple[int, int]
-) -> np.memmap[Any, np.dtype[np.uint8]]:
-    """Which chunks are done [k]: those of an interrupted call, or none."""
-    chunks = -(-shape[0] // _CHUNK)
-    try:
-        done = np.memmap(done_file, np.uint8, "r+", shape=(chunks,))
-        values = np.load(part, mmap_mode="r", allow_pickle=False)
-        if values.shape == shape and values.dtype == np.float32:
-            return done
+        values = np.load(path, mmap_mode="r", allow_pickle=False)
+        whole = values.shape == shape and values.dtype == np.float32
+        if whole and values.flags.c_contiguous and checks.stat().st_size == math.prod(form):
+            return np.memmap(checks, np.uint8, "r+", shape=form)
     except (OSError, ValueError, EOFError):
         pass
-    done_file.unlink(missing_ok=True)
-    open_memmap(part, "w+", dtype=np.float32, shape=shape).flush()
-    reserve(part)  # a full disk shows now, not as SIGBUS in the middle
-    return np.memmap(done_file, np.uint8, "w+", shape=(chunks,))
+    for old in (checks, path):
+        old.unlink(missing_ok=True)
+    try:
+        open_memmap(path, "w+", dtype=np.float32, shape=shape).flush()
+        reserve(path)  # a full disk shows now, not as SIGBUS in the middle
+        checks.write_bytes(bytes(math.prod(form)))
+        return np.memmap(checks, np.uint8, "r+", shape=form)
+    except OSError:
+        for new in (checks, path):
+            new.unlink(missing_ok=True)
+        raise
+
+
+def _check(key: str, values: NDArray[np.float32], chunk: int) -> bytes:
+    """SHA-256 of a chunk of rows and of what it belongs to."""
+    digest = hashlib.sha256(f"{key}:{chunk}:".encode())
+    digest.update(np.ascontiguousarray(values[chunk * _CHUNK : (chunk + 1) * _CHUNK]).data)
+    return digest.digest()
 
 
 def _compute(
     features: Features,
-    part: Path,
+    path: Path,
     count: int,
     read: ReadRecords,
     chunks: list[int],
@@ -151,11 +144,11 @@ def _compute(
     try:
         if workers == 1 or len(chunks) < 2:
             for chunk in chunks:
-                _write_chunk(features, part, count, read, chunk)
+                _write_chunk(features, path, count, read, chunk)
                 yield chunk
             return
         global _task
-        _task = features, part, count, read
+        _task = features, path, count, read
         context = multiprocessing.get_context("fork")
         with ProcessPoolExecutor(
             min(workers, len(chunks)), context, initializer=follow_parent
@@ -180,23 +173,21 @@ def _write_in_worker(chunk: int) -> None:
     _write_chunk(*_task, chunk)
 
 
-def _write_chunk(features: Features, part: Path, count: int, read: ReadRecords, chunk: int) -> None:
+def _write_chunk(features: Features, path: Path, count: int, read: ReadRecords, chunk: int) -> None:
     start, stop = chunk * _CHUNK, min((chunk + 1) * _CHUNK, count)
     rows = np.empty((stop - start, features.width), np.float32)
-    for place, record in enumerate(read(start, stop)):
+    for offset, record in enumerate(read(start, stop)):
         try:
-            rows[place] = features.of_record(record)
+            rows[offset] = features.of_record(record)
         except InvalidValueError as error:
-            allowed = f"{error.allowed} (record {start + place})"
+            allowed = f"{error.allowed} (record {start + offset})"
             raise InvalidValueError(error.field, error.value, allowed) from error
-    values = open_memmap(part, "r+")
+        except MemoryError:
+            raise
+        except Exception as error:
+            allowed = f"must map every record (record {start + offset}: {one_line(error)})"
+            raise InvalidValueError("features.name", features.name, allowed) from error
+    features.check_fixed()
+    values = open_memmap(path, "r+")
     values[start:stop] = rows
     values.flush()
-
-
-def _sha256(values: NDArray[np.float32]) -> str:
-    """SHA-256 of the values, by blocks of rows."""
-    digest = hashlib.sha256()
-    for start in range(0, len(values), 4096):
-        digest.update(np.ascontiguousarray(values[start : start + 4096]).data)
-    return digest.hexdigest()

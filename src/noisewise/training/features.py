@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -24,9 +23,19 @@ from numpy.typing import NDArray
 from safetensors.torch import load as decode_safetensors
 from torch import Tensor, nn
 
-from noisewise.checks import positive_int
+from noisewise.checks import known_name, matching_name, positive_int
 from noisewise.errors import InvalidValueError
-from noisewise.plugins import load_object
+from noisewise.plugins import OR_OWN, load_object
+from noisewise.training.feature_checks import (
+    add_state,
+    declared_range,
+    feature_vector,
+    in_range,
+    one_line,
+    probe,
+    probe_records,
+    state_sha256,
+)
 from noisewise.training.pinned_files import read_pinned
 from noisewise.training.scattering import Scattering
 
@@ -35,7 +44,6 @@ __all__ = ["FEATURES", "Features", "Normalise", "make_features"]
 Normalise = Literal["unit", "none"]
 Shape = tuple[int, ...]
 _VERSION = 1  # of the built-in maps: a new number invalidates cached features
-_PROBES = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +56,14 @@ class Features:
         input_shape: of one record.
         normalise: "unit" divides each vector by its own norm, "none" leaves it as it is.
         width: d, length of a feature vector.
+        input_range: (lowest, highest) value of a record, if the module declares it as its attribute
+            ``input_range``; such a map takes bytes divided by 255. None for any values.
         identity: SHA-256 of everything that decides the values on this machine: code, options,
-            weights, and features of made-up records. Another processor or version of torch may
+            weights, and features of synthetic records. Another processor or version of torch may
             round differently and give another one.
         declared_sha256: SHA-256 of what was declared: name, input shape, options, SHA-256 of the
-            weights, normalisation. It is the same on every machine.
+            weights, constants, normalisation. It is the same on every machine.
+        reference: [d] features of a synthetic record, for `check_fixed`.
     """
 
     name: str
@@ -62,20 +73,26 @@ class Features:
     width: int
     identity: str
     declared_sha256: str
+    reference: NDArray[np.float32] = field(repr=False)
+    input_range: tuple[float, float] | None = None
 
-    def of_record(self, record: NDArray[np.float32]) -> NDArray[np.float32]:
+    def of_record(self, record: NDArray[Any]) -> NDArray[np.float32]:
         """The features [d] of one record.
 
+        Args:
+            record: numbers; if the map has an ``input_range``, uint8 is divided by 255.
+
         Raises:
-            InvalidValueError: the record has another shape, or its features have another width or
+            InvalidValueError: the record has another shape or values outside of ``input_range``, or
+                is uint8 and the map has no ``input_range``; or its features have another width or
                 are not finite.
         """
         if record.shape != self.input_shape:
             raise InvalidValueError(
                 "record", f"shape {record.shape}", f"must have the shape {self.input_shape}"
             )
-        batch = torch.from_numpy(np.array(record[None], dtype=np.float32))
-        vector = _vector(self.module, batch, self.normalise)
+        batch = torch.from_numpy(in_range(record, self.input_range, self.name)[None])
+        vector = feature_vector(self.module, batch, self.normalise == "unit")
         if len(vector) != self.width:
             raise InvalidValueError(
                 f"features of {self.name}", f"{len(vector)} values", f"must be {self.width}"
@@ -84,7 +101,7 @@ class Features:
             raise InvalidValueError(f"features of {self.name}", "NaN or infinite", "must be finite")
         return vector.numpy()
 
-    def of_records(self, records: NDArray[np.float32]) -> NDArray[np.float32]:
+    def of_records(self, records: NDArray[Any]) -> NDArray[np.float32]:
         """The features [N, d] of several records [N, ...]; each goes through the map alone.
 
         Raises:
@@ -94,6 +111,20 @@ class Features:
         for number, record in enumerate(records):
             rows[number] = self.of_record(record)
         return rows
+
+    def check_fixed(self) -> None:
+        """Check that the map still gives the features that it gave when it was made.
+
+        Raises:
+            InvalidValueError: it does not, so its output depends on the records before.
+        """
+        first = probe_records(self.input_shape)[:1]
+        vector = feature_vector(self.module, first, self.normalise == "unit")
+        if not np.array_equal(vector.numpy(), self.reference):
+            allowed = (
+                "must not change while records are mapped: its output depends on earlier records"
+            )
+            raise InvalidValueError("features.name", self.name, allowed)
 
     def __repr__(self) -> str:
         return f"Features({self.name!r}, {self.input_shape} -> {self.width}, {self.identity[:12]})"
@@ -141,26 +172,30 @@ FEATURES: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
 
 
 def make_features(
-    name: str,
+    name: str | nn.Module,
     input_shape: Shape,
     *,
     options: Mapping[str, Any] | None = None,
     weights: str | Path | None = None,
     sha256: str | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
     normalise: Normalise = "unit",
 ) -> Features:
     """A feature map by name, or an encoder of your own.
 
     Args:
-        name: one of `FEATURES`, or ``"package.module:function"``. The function takes
-            ``input_shape``, the tensors by name in ``weights`` if a file is given, and the options
-            as keyword arguments; it returns a torch module that maps [b, *input_shape] to
-            [b, ...].
+        name: one of `FEATURES`, ``"package.module:function"``, or a torch module, which is copied.
+            The function takes ``input_shape``, the tensors by name in ``weights`` if a file is
+            given, and the options as keyword arguments; it returns a torch module that maps
+            [b, *input_shape] to [b, ...].
         input_shape: of one record.
         options: keyword arguments of the map.
         weights: ``.safetensors`` file, or a ``.pt`` / ``.pth`` file that torch loads with
             ``weights_only=True``; see `read_pinned` for where a relative path is looked up.
         sha256: of the weights' file, which must match; required with ``weights``.
+        mean: public constants that are subtracted from the features: one, or one for each.
+        std: public constants that the features are divided by after that: one, or one for each.
         normalise: "unit" divides each vector by its own norm; "none" leaves it as it is.
 
     Raises:
@@ -173,132 +208,148 @@ def make_features(
         3969
     """
     if normalise not in get_args(Normalise):
-        allowed = f"must be one of {', '.join(get_args(Normalise))}"
+        allowed = (
+            f"must be one of {', '.join(get_args(Normalise))}: statistics of private records cost "
+            "budget; declare public constants in features.mean and features.std"
+        )
         raise InvalidValueError("features.normalise", normalise, allowed)
     if sha256 is not None and weights is None:
         raise InvalidValueError("features.sha256", sha256, "needs features.weights, the file")
-    given = dict(options or {})
-    if name in FEATURES:
-        if weights is not None:
-            raise InvalidValueError("features.weights", str(weights), f"{name} takes no weights")
-        factory = FEATURES[name]
-    elif ":" in name:
-        loaded = load_object(name, "features.name")
-        if not callable(loaded):
-            raise InvalidValueError("features.name", name, "must be a function")
-        factory = loaded
-        if weights is not None:
-            given["weights"] = _read_weights(Path(weights), sha256)
+    shape = tuple(input_shape)
+    if isinstance(name, nn.Module):
+        module, title = _own_module(name, options, weights), type(name).__qualname__
+        pinned: str | None = state_sha256(module)
     else:
-        known = ", ".join(FEATURES)
-        allowed = f'must be one of {known}, or "package.module:function"'
-        raise InvalidValueError("features.name", name, allowed)
-    try:
-        inspect.signature(factory).bind(input_shape, **given)
-    except TypeError as error:
-        shown = sorted(options or {})
-        raise InvalidValueError("features.options", shown, f"must fit {name} ({error})") from error
-    try:
-        module: object = factory(input_shape, **given)
-    except InvalidValueError:
-        raise
-    except Exception as error:
-        allowed = f"must return a torch module ({_one_line(error)})"
-        raise InvalidValueError("features.name", name, allowed) from error
-    if not isinstance(module, nn.Module):
-        kind = type(module).__name__
-        raise InvalidValueError("features.name", name, f"must return a torch module, not {kind}")
-    module.eval().requires_grad_(False)
-    digest = hashlib.sha256(repr((_VERSION, name, input_shape, normalise, repr(module))).encode())
-    for key, value in sorted(module.state_dict().items()):
-        digest.update(key.encode())
-        # A plain copy in one row: the layout may be another one, and a single number has no rows.
-        row = value.detach().cpu().clone(memory_format=torch.contiguous_format).flatten()
-        digest.update(row.view(torch.uint8).numpy().tobytes())
-    outputs = _probe(module, name, tuple(input_shape), normalise)
+        module, title = _named_module(name, shape, dict(options or {}), weights, sha256), name
+        pinned = None if weights is None or sha256 is None else sha256.lower()
+    input_range = declared_range(module, title)
+    if mean is not None or std is not None:
+        module = nn.Sequential(module, _Constants(mean, std)).eval()
+    digest = hashlib.sha256(repr((_VERSION, title, shape, normalise, repr(module))).encode())
+    add_state(digest, module)
+    outputs = probe(module, title, shape, normalise == "unit")
     for output in outputs:  # code that the state does not show
         digest.update(output.numpy().tobytes())
-    declared = {
-        "name": name,
-        "input_shape": list(input_shape),
+    declared: dict[str, Any] = {
+        "name": title,
+        "input_shape": list(shape),
         "options": dict(options or {}),
-        "sha256": None if weights is None or sha256 is None else sha256.lower(),
+        "sha256": pinned,
         "normalise": normalise,
     }
+    declared |= {k: list(v) for k, v in (("mean", mean), ("std", std)) if v is not None}
     text = json.dumps(declared, sort_keys=True, default=repr)
     return Features(
-        name,
+        title,
         module,
-        tuple(input_shape),
+        shape,
         normalise,
         len(outputs[0]),
         digest.hexdigest(),
         hashlib.sha256(text.encode()).hexdigest(),
+        outputs[0].numpy(),
+        input_range,
     )
 
 
-def _probe(module: nn.Module, name: str, shape: Shape, normalise: Normalise) -> list[Tensor]:
-    """Features of made-up records, after checks that the map is fixed and finite."""
-    generator = torch.Generator().manual_seed(0)
-    records = torch.rand((_PROBES, *shape), generator=generator)
-    try:
-        outputs = [_vector(module, record[None], normalise) for record in records]
-        again = [_vector(module, record[None], normalise) for record in records.flip(0)]
-    except Exception as error:
-        allowed = f"must take records of shape {shape} ({_one_line(error)})"
-        raise InvalidValueError("features.name", name, allowed) from error
-    if any(part.training for part in module.modules()):
-        raise InvalidValueError(
-            "features.name",
-            name,
-            "must stay in evaluation mode: a part of it trains (dropout, BatchNorm)",
+def _own_module(
+    module: nn.Module, options: Mapping[str, Any] | None, weights: str | Path | None
+) -> nn.Module:
+    """A copy of a module of the user, which has its weights already."""
+    for field_name, value in (("options", options), ("weights", weights)):
+        if value:
+            shown = sorted(value) if isinstance(value, Mapping) else str(value)
+            allowed = "must not be given with a torch module"
+            raise InvalidValueError(f"features.{field_name}", shown, allowed)
+    return _frozen(deepcopy(module), type(module).__qualname__)
+
+
+def _named_module(
+    name: str,
+    input_shape: Shape,
+    options: dict[str, Any],
+    weights: str | Path | None,
+    sha256: str | None,
+) -> nn.Module:
+    """A built-in map, or the module that a function of the user returns."""
+    name = matching_name(name, FEATURES)
+    if name in FEATURES:
+        if weights is not None:
+            raise InvalidValueError("features.weights", str(weights), f"{name} takes no weights")
+        return _made(FEATURES[name], name, input_shape, options, {})
+    if ":" not in name:
+        known_name("features.name", name, FEATURES, OR_OWN)
+    function = load_object(name, "features.name")
+    if not callable(function):
+        raise InvalidValueError("features.name", name, "must be a function")
+    tensors = {} if weights is None else {"weights": _read_weights(Path(weights), sha256)}
+    first = state_sha256(_made(function, name, input_shape, options, tensors))
+    module = _made(function, name, input_shape, options, tensors)
+    if state_sha256(module) != first:
+        allowed = (
+            "must return the same module in every call: it has random tensors; load all of them "
+            "from features.weights"
         )
-    for first, second in zip(outputs, reversed(again), strict=True):
-        if not bool(torch.isfinite(first).all()):
-            raise InvalidValueError("features.name", name, "must give finite features")
-        if not torch.equal(first, second):
-            raise InvalidValueError(
-                "features.name",
-                name,
-                "must give the same features again: its output is random or "
-                "depends on earlier records (dropout, BatchNorm in training mode)",
-            )
-    if len({len(output) for output in outputs}) > 1 or len(outputs[0]) == 0:
-        raise InvalidValueError("features.name", name, "must give vectors of one length >= 1")
-    return outputs
+        raise InvalidValueError("features.name", name, allowed)
+    return module
 
 
-def _one_line(error: Exception) -> str:
-    """An error of an encoder's own code, which may have many lines."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
-def _vector(module: nn.Module, batch: Tensor, normalise: Normalise) -> Tensor:
-    """[d] the features of the one record in a batch."""
-    with torch.inference_mode(), _one_thread():
-        # A new copy starts at a multiple of 64 bytes; products round by the place in memory.
-        vector: Tensor = module(batch.clone()).reshape(-1).to(torch.float32)
-        if normalise == "unit":
-            # Divided by its largest value first, or the norm of large values would overflow.
-            largest = float(vector.abs().max()) if len(vector) else 0.0
-            if largest > 0 and math.isfinite(largest):
-                vector = vector / largest
-                vector = vector / torch.linalg.vector_norm(vector)
-    return vector.clone()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let torch use one thread: a convolution rounds by the number of threads."""
-    threads = torch.get_num_threads()
-    if threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
+def _made(
+    function: Callable[..., object],
+    name: str,
+    input_shape: Shape,
+    options: dict[str, Any],
+    tensors: dict[str, Any],
+) -> nn.Module:
+    """The module that a function returns, ready for use."""
+    arguments = options | tensors
     try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+        inspect.signature(function).bind(input_shape, **arguments)
+    except TypeError as error:
+        allowed = f"must fit {name} ({error})"
+        raise InvalidValueError("features.options", sorted(options), allowed) from error
+    try:
+        module = function(input_shape, **arguments)
+    except InvalidValueError:
+        raise
+    except Exception as error:
+        allowed = f"must return a torch module ({one_line(error)})"
+        raise InvalidValueError("features.name", name, allowed) from error
+    if not isinstance(module, nn.Module):
+        kind = type(module).__name__
+        raise InvalidValueError("features.name", name, f"must return a torch module, not {kind}")
+    return _frozen(module, name)
+
+
+def _frozen(module: nn.Module, name: str) -> nn.Module:
+    """The module in evaluation mode, without gradients."""
+    try:
+        return module.eval().requires_grad_(False)
+    except ValueError as error:  # of torch's lazy layers
+        allowed = "must have values in all of its parameters; replace lazy layers"
+        raise InvalidValueError("features.name", name, allowed) from error
+
+
+class _Constants(nn.Module):
+    """(x - mean) / std, with declared public constants."""
+
+    def __init__(self, mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
+        super().__init__()
+        for name, values, default in (("mean", mean, 0.0), ("std", std, 1.0)):
+            numbers = torch.tensor([default] if values is None else list(values)).float()
+            if not bool(numbers.isfinite().all()) or (name == "std" and bool((numbers <= 0).any())):
+                kind = "finite" if name == "mean" else "positive and finite"
+                raise InvalidValueError(f"features.{name}", values, f"must be {kind} numbers")
+            self.register_buffer(name, numbers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        for name in ("mean", "std"):
+            count = len(self.get_buffer(name))
+            if count not in (1, flat.shape[1]):
+                allowed = f"must be one number, or one for each of the {flat.shape[1]} features"
+                raise InvalidValueError(f"features.{name}", f"{count} numbers", allowed)
+        return (flat - self.get_buffer("mean")) / self.get_buffer("std")
 
 
 def _read_weights(path: Path, sha256: str | None) -> dict[str, Tensor]:

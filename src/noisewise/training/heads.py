@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,30 +27,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from noisewise.checks import positive_number
+from noisewise.errors import InvalidValueError
 from noisewise.privacy.plan import LocalPlan
 from noisewise.randomness import RandomSource
 from noisewise.training.engine.linear_model import single_layer
 from noisewise.training.engine.loss_gradients import is_cross_entropy
-from noisewise.training.gradients import Loss
+from noisewise.training.gradients import NORMALISE_GAMMA, Loss, NormaliseTo, clip_bound
+from noisewise.training.head_products import CACHED_NUMBERS, Floats, HeadProducts, Wide
 from noisewise.training.local import TensorData
+from noisewise.training.persons import Persons
 
 __all__ = ["Head", "HeadRecords", "head_of", "head_outputs", "head_updates", "paired_key"]
 
-Floats = NDArray[np.float32]
-Wide = NDArray[np.float64]
 Slopes = Callable[[Wide, Floats], None]
 """(outputs [runs, k, b], targets [b, k]) -> None: replaces the outputs by the loss's slopes."""
-
-# numpy's OpenBLAS multiplies small matrices without packing them, up to this many multiplications.
-# With 10 outputs it then runs at 100 GFLOP/s on a core, and at 30 to 60 above (torch's MKL: 60).
-# Products with many outputs run at 70 to 100 GFLOP/s in one call.
-_SMALL_PRODUCT = 1_000_000
-_FEW_OUTPUTS = 32
-_LEAST_ROWS = 24
-_TILE_FEATURES = 833
-_FEW_BLOCK = 1 << 18  # numbers of a block: 1 MB stays in the cache between the two products
-_MANY_BLOCK = 1 << 22
-_MANY_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -165,17 +154,21 @@ class HeadRecords:
         squared_norms: ||(x, a)||^2 [n].
         finite: [n] records without NaN and infinite numbers, which alone contribute; None if all
             are.
+        persons: whose record each one is; None if that is not known.
     """
 
     inputs: Floats
     targets: Floats
     squared_norms: Wide
     finite: NDArray[np.bool_] | None
+    persons: Persons | None = None
 
     @classmethod
     def of(cls, head: Head, data: TensorData) -> HeadRecords | None:
         """The records of a client; None if the closed form does not cover their form."""
         inputs, targets = data.inputs, data.targets
+        if not isinstance(inputs, Tensor):
+            return None
         if inputs.dtype != torch.float32 or inputs.device.type != "cpu" or inputs.dim() < 2:
             return None
         if inputs[:1].numel() != head.features * len(inputs[:1]):
@@ -187,13 +180,13 @@ class HeadRecords:
             return None
         flat = inputs.flatten(1).numpy()
         norms = np.empty(len(flat))  # in blocks: a float64 copy of all records would be large
-        rows = max(1, _FEW_BLOCK // head.features)
+        rows = max(1, CACHED_NUMBERS // head.features)
         for start in range(0, len(flat), rows):
             part = flat[start : start + rows].astype(np.float64)
             norms[start : start + rows] = np.einsum("nd,nd->n", part, part)
         norms += head.offset**2
         finite = np.isfinite(norms)
-        return cls(flat, numbers, norms, None if finite.all() else finite)
+        return cls(flat, numbers, norms, None if finite.all() else finite, data.persons)
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -238,9 +231,10 @@ def _targets_of(head: Head, targets: Tensor) -> Floats | None:
     return targets.numpy()
 
 
-def paired_key(plan: LocalPlan) -> tuple[float, float, int, float | None]:
+def paired_key(plan: LocalPlan) -> tuple[object, ...]:
     """The values in which plans must agree to be trained together; their noise may differ."""
-    return plan.sample_rate, plan.expected_batch, plan.steps_per_round, plan.clip_norm
+    sampling = plan.sample_rate, plan.expected_batch, plan.steps_per_round
+    return *sampling, plan.clip_norm, plan.clip_rule, plan.unit, plan.max_records
 
 
 @torch.no_grad()
@@ -266,26 +260,64 @@ def head_updates(
         The update [p] of each run: what `local_update` returns, up to rounding.
 
     Raises:
-        InvalidValueError: a learning rate is not positive.
+        InvalidValueError: a learning rate is not positive, or the plans protect persons and the
+            records have no persons.
     """
     plan = plans[0]
+    if plan.unit == "person" and records.persons is None:
+        raise InvalidValueError("data.persons", None, "must be given for a plan that protects them")
     for rate in learning_rates:
         positive_number("learning_rate", rate)
-    layers, slopes_of = _Layers(head, thetas), _SLOPES[head.loss]
+    layers, slopes_of = _products(head, thetas), _SLOPES[head.loss]
     steps = np.array(learning_rates) / plan.expected_batch
     noise_steps = (steps * [p.noise_std for p in plans]).astype(np.float32)
     with np.errstate(all="ignore"):  # overflow is found by its result
         for step in range(plan.steps_per_round):
             layers.move()
-            index = rng.poisson_sample(step, len(records), plan.sample_rate)
-            for x, targets, squared_norms in records.blocks(index, layers.buffer):
-                slopes = layers.outputs(x)
-                slopes_of(slopes, targets)
-                _clip(slopes, squared_norms, plan.clip_norm, steps)
-                layers.subtract_sum(slopes, x)
+            if plan.unit == "person":
+                _subtract_persons(layers, slopes_of, records, plan, steps, step, rng)
+            else:
+                index = rng.poisson_sample(step, len(records), plan.sample_rate)
+                for x, targets, squared_norms in records.blocks(index, layers.buffer):
+                    slopes = layers.outputs(x)
+                    slopes_of(slopes, targets)
+                    _clip(slopes, squared_norms, clip_bound(plan), steps)
+                    layers.subtract_sum(slopes, x)
             if plan.is_private:
                 layers.subtract_noise(noise_steps, rng.normal(step, head.size))
     return list(torch.from_numpy(layers.change).unbind())
+
+
+def _subtract_persons(
+    layers: HeadProducts,
+    slopes_of: Slopes,
+    records: HeadRecords,
+    plan: LocalPlan,
+    steps: Wide,
+    step: int,
+    rng: RandomSource,
+) -> None:
+    """Subtract step size times the bounded mean gradients of a sample of persons.
+
+    The sum over a person's records of s_j (x_j, a)^T is one matrix product. Its norm is that of the
+    product itself: a sum cannot be bounded through the norms of its terms.
+    """
+    assert records.persons is not None
+    for chosen in records.persons.sample(step, plan, rng):
+        layers.start_sum()
+        for x, targets, squared_norms in records.blocks(chosen, layers.buffer):
+            slopes = layers.outputs(x)
+            slopes_of(slopes, targets)
+            _clip(slopes, squared_norms, None, np.full(len(steps), 1.0 / len(chosen)))
+            layers.add_to_sum(slopes, x)
+        norms = layers.sum_norms()
+        factors = np.where(np.isfinite(norms), 1.0, 0.0)
+        bound = clip_bound(plan)
+        if isinstance(bound, NormaliseTo):
+            factors *= float(bound) / (norms + NORMALISE_GAMMA)
+        elif bound is not None:
+            factors *= bound / np.maximum(norms, bound)
+        layers.subtract_own_sum(factors * steps)
 
 
 def _clip(slopes: Wide, squared_norms: Wide, clip_norm: float | None, steps: Wide) -> None:
@@ -307,92 +339,17 @@ def _clip(slopes: Wide, squared_norms: Wide, clip_norm: float | None, steps: Wid
     if clip_norm is None:
         slopes *= steps[:, None, None]
         return
-    np.maximum(norms, clip_norm, out=norms)
-    np.divide(steps[:, None] * clip_norm, norms, out=norms)
+    if isinstance(clip_norm, NormaliseTo):
+        norms += NORMALISE_GAMMA
+    else:
+        np.maximum(norms, clip_norm, out=norms)
+    np.divide(steps[:, None] * float(clip_norm), norms, out=norms)
     slopes *= norms[:, None]
 
 
-class _Layers:
-    """The parameters of all runs in a round, and the two matrix products of a step.
-
-    Args:
-        head: the model.
-        thetas: [p] each, the runs' parameters at the start of the round.
-
-    Attributes:
-        change: [runs, p] since the start of the round. It is summed by itself: added to large
-            parameters at once, it would be rounded.
-        buffer: [rows, d] for the records of a block.
-    """
-
-    def __init__(self, head: Head, thetas: Sequence[Tensor]) -> None:
-        runs, k, d = len(thetas), head.outputs, head.features
-        start = np.stack([theta.detach().numpy() for theta in thetas])
-        self.change = np.zeros_like(start)
-        self._start, self._change = head.split(start), head.split(self.change)
-        self._offset = head.offset
-        # Tensors are aligned to cache lines.
-        self._weights, self._product = torch.empty(2, runs, k, d).numpy()
-        self._biases = np.empty((runs, k), np.float32)
-        block_rows, self._tile = _block_and_tile(runs * k, d)
-        self.buffer = torch.empty(block_rows, d).numpy()
-
-    def move(self) -> None:
-        """Set the current parameters to start + change."""
-        np.add(self._start[0], self._change[0], out=self._weights)
-        np.add(self._start[1], self._change[1], out=self._biases)
-        self._biases *= self._offset
-
-    def outputs(self, x: Floats) -> Wide:
-        """The outputs [runs, k, b] of the current parameters for records x [b, d]."""
-        runs, k, d = self._weights.shape
-        weights = self._weights.reshape(runs * k, d)
-        result = np.empty((runs * k, len(x)), np.float32)
-        for rows, columns in self._tiles(x):
-            part = x[rows, columns].T
-            if columns.start == 0:
-                np.matmul(weights[:, columns], part, out=result[:, rows])
-            else:
-                result[:, rows] += weights[:, columns] @ part
-        return np.add(result.reshape(runs, k, -1), self._biases[:, :, None], dtype=np.float64)
-
-    def subtract_sum(self, slopes: Wide, x: Floats) -> None:
-        """Subtract the sum over records of slopes [runs, k, b] times (x, a) from the change."""
-        runs, k, d = self._product.shape
-        narrow = slopes.astype(np.float32).reshape(runs * k, -1)
-        product = self._product.reshape(runs * k, d)
-        for rows, columns in self._tiles(x):
-            np.matmul(narrow[:, rows], x[rows, columns], out=product[:, columns])
-            self._change[0][:, :, columns] -= self._product[:, :, columns]
-        self._change[1][:] -= self._offset * np.add.reduce(slopes, axis=2)
-
-    def subtract_noise(self, steps: Floats, noise: NDArray[np.floating[Any]]) -> None:
-        """Subtract steps [runs] times noise [p] from the change."""
-        if len(steps) == 1:
-            self.change[0] -= noise * steps[0]
-            return
-        normals = torch.from_numpy(noise).float()
-        torch.from_numpy(self.change).addr_(torch.from_numpy(steps), normals, alpha=-1.0)
-
-    def _tiles(self, x: Floats) -> Iterator[tuple[slice, slice]]:
-        """Slices of rows and columns, whose products are fast."""
-        height, width = self._tile
-        for row in range(0, x.shape[0], height):
-            for column in range(0, x.shape[1], width):
-                yield slice(row, row + height), slice(column, column + width)
-
-
-def _block_and_tile(outputs: int, features: int) -> tuple[int, tuple[int, int]]:
-    """The number of records of a block, and (rows, columns) of the parts that are multiplied."""
-    if outputs > _FEW_OUTPUTS:
-        block = max(_LEAST_ROWS, min(_MANY_ROWS, _MANY_BLOCK // features))
-        return block, (block, features)
-    columns = features
-    if outputs * columns * _LEAST_ROWS > _SMALL_PRODUCT:
-        columns = _TILE_FEATURES
-    rows = min(_MANY_ROWS, _SMALL_PRODUCT // (outputs * columns))
-    block = min(_MANY_ROWS, _FEW_BLOCK // features)
-    return -(-max(1, block) // rows) * rows, (rows, columns)
+def _products(head: Head, thetas: Sequence[Tensor]) -> HeadProducts:
+    start = np.stack([theta.detach().numpy() for theta in thetas])
+    return HeadProducts(start, head.split, head.outputs, head.features, head.offset)
 
 
 def head_outputs(head: Head, thetas: Sequence[Tensor], inputs: Tensor) -> Tensor:
@@ -403,7 +360,7 @@ def head_outputs(head: Head, thetas: Sequence[Tensor], inputs: Tensor) -> Tensor
         thetas: [p] each, their parameters.
         inputs: [n, ...].
     """
-    layers = _Layers(head, thetas)
+    layers = _products(head, thetas)
     layers.move()
     x, rows = inputs.flatten(1).numpy(), len(layers.buffer)
     result = torch.empty(len(thetas), len(x), head.outputs)

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from noisewise.training.batch_size_check import BatchSizeCheck
+from noisewise.training.inputs import Inputs, concatenate, map_inputs, select
 
 __all__ = ["IsolatedBatches", "portions"]
 
 _log = logging.getLogger(__name__)
 
-Run = Callable[[Tensor, Tensor, int], None]
+Run = Callable[[Inputs, Tensor, int], None]
 """(inputs [b, ...], targets [b, ...], used): process the first ``used`` rows, or raise."""
 
 
@@ -49,9 +50,9 @@ class IsolatedBatches:
     """
 
     check: BatchSizeCheck
-    filler: tuple[Tensor, Tensor]
+    filler: tuple[Inputs, Tensor]
 
-    def apply(self, inputs: Tensor, targets: Tensor, run: Run) -> None:
+    def apply(self, inputs: Inputs, targets: Tensor, run: Run) -> None:
         """Pass all records to ``run``. Only records for which it raises an exception are left out.
 
         If a batch fails, each of its records is passed again in a batch of fillers, where it gives
@@ -65,25 +66,33 @@ class IsolatedBatches:
         Raises:
             Exception: raised by ``run`` for fillers alone, so not caused by a record.
         """
-        for start, records, size in portions(len(inputs), self.check.sizes):
-            part = inputs[start : start + records], targets[start : start + records]
+        for start, records, size in portions(len(targets), self.check.sizes):
+            rows = slice(start, start + records)
+            part = select(inputs, rows), targets[rows]
             try:
                 run(*self._filled(*part, size), records)
             except Exception:
-                self._one_by_one(*part, run)
+                self.one_by_one(*part, run)
 
-    def _one_by_one(self, inputs: Tensor, targets: Tensor, run: Run) -> None:
+    def one_by_one(self, inputs: Inputs, targets: Tensor, run: Run) -> None:
+        """Pass each record to ``run`` in a batch of fillers; see `apply`."""
         size = self.check.sizes[0]
-        run(*self._filled(inputs[:0], targets[:0], size), 0)
-        for pair in zip(torch.split(inputs, 1), torch.split(targets, 1), strict=True):
+        run(*self._filled(select(inputs, slice(0)), targets[:0], size), 0)
+        for row in range(len(targets)):
+            one = slice(row, row + 1)
             try:
-                run(*self._filled(*pair, size), 1)
+                run(*self._filled(select(inputs, one), targets[one], size), 1)
             except Exception as error:
                 kind = type(error).__name__  # the message could contain the record
                 _log.warning("a record is left out: the model or the loss raised %s", kind)
 
-    def _filled(self, inputs: Tensor, targets: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    def _filled(self, inputs: Inputs, targets: Tensor, size: int) -> tuple[Inputs, Tensor]:
         """The records followed by fillers, in new memory, so that the layout is always the same."""
-        missing = size - len(inputs)
-        x, y = (value.expand(missing, *value.shape[1:]) for value in self.filler)
-        return torch.cat([inputs.contiguous(), x]), torch.cat([targets.contiguous(), y])
+        missing = size - len(targets)
+
+        def fillers(one: Tensor) -> Tensor:
+            return one.expand(missing, *one.shape[1:])
+
+        x, y = map_inputs(fillers, self.filler[0]), fillers(self.filler[1])
+        inputs = map_inputs(Tensor.contiguous, inputs)
+        return concatenate(inputs, x), torch.cat([targets.contiguous(), y])

@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from noisewise.checks import non_negative_int, positive_int
+from noisewise.checks import known_name, non_negative_int, positive_int
 from noisewise.errors import InvalidValueError
-from noisewise.plugins import load_object
+from noisewise.plugins import OR_OWN, load_object
 from noisewise.training.resnet import ResNet
 from noisewise.training.torch_random import torch_seed
 
@@ -127,7 +129,7 @@ def model_names() -> tuple[str, ...]:
 
 def make_model(
     name: str | Callable[..., nn.Module],
-    input_shape: Sequence[int],
+    input_shape: Sequence[int] | Sequence[Sequence[int]] | Mapping[str, Sequence[int]],
     n_classes: int,
     seed: int,
     **options: object,
@@ -140,7 +142,8 @@ def make_model(
         name: one of `model_names`, or a function of your own (the function itself, or
             ``"package.module:function"``) that takes (input_shape, n_classes, **options) and
             returns a module.
-        input_shape: shape of one record, such as (1, 28, 28).
+        input_shape: shape of one record, such as (1, 28, 28); for records of several tensors a
+            mapping or tuple of shapes, which only a function of your own takes.
         n_classes: number of outputs.
         seed: of the initial parameters.
         **options: passed to the model's function.
@@ -156,9 +159,13 @@ def make_model(
         >>> sum(p.numel() for p in model.parameters())
         28938
     """
-    shape = tuple(positive_int("input_shape", size) for size in input_shape)
+    shape = _checked_shape(input_shape)
     positive_int("n_classes", n_classes)
     factory = _factory(name)
+    several = isinstance(shape, dict) or any(isinstance(size, tuple) for size in shape)
+    if several and factory in _MODELS.values():
+        allowed = "takes records of one array: use a model of your own for several"
+        raise InvalidValueError("model", name, allowed)
     try:
         inspect.signature(factory).bind(shape, n_classes, **options)
     except TypeError as error:
@@ -173,14 +180,19 @@ def make_model(
     return model
 
 
+def _checked_shape(shape: Any) -> Any:
+    if isinstance(shape, Mapping):
+        return {name: _checked_shape(part) for name, part in shape.items()}
+    if isinstance(shape, Sequence | np.ndarray):
+        return tuple(map(_checked_shape, shape))
+    return positive_int("input_shape", shape)
+
+
 def _factory(name: str | Callable[..., object]) -> Callable[..., object]:
     if not isinstance(name, str):
         return name
-    if name in _MODELS:
-        return _MODELS[name]
     if ":" not in name:
-        names = ", ".join(_MODELS)
-        raise InvalidValueError("model", name, f'must be one of {names}, or "package.module:name"')
+        return _MODELS[known_name("model", name, _MODELS, OR_OWN)]
     factory = load_object(name, "model")
     if not callable(factory):
         raise InvalidValueError("model", name, "must name a function or a class")

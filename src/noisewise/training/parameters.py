@@ -12,24 +12,50 @@ from torch import Tensor, nn
 
 from noisewise.errors import InvalidValueError, UnsupportedModelError, UpdateError
 
-__all__ = ["ParameterLayout", "check_model"]
+__all__ = ["ParameterLayout", "check_model", "check_no_autocast"]
 
 
 def check_model(model: nn.Module) -> None:
-    """Reject models with BatchNorm or without trainable parameters.
+    """Reject models whose per-record gradients cannot be bounded, and those without parameters.
 
     Raises:
-        UnsupportedModelError: the model has BatchNorm, which mixes the records of a batch.
+        UnsupportedModelError: the model has BatchNorm that is trained or in training mode, which
+            mixes the records of a batch; or it is compiled.
         InvalidValueError: no parameter requires a gradient.
     """
     for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule":
+            raise UnsupportedModelError(
+                f"module '{name}' is compiled ({type(module).__name__}), so its layers cannot be "
+                "seen; pass the model itself instead"
+            )
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not _is_fixed(module):
             raise UnsupportedModelError(
                 f"layer '{name}' is {type(module).__name__}, which mixes the records of a batch: a "
-                "record's influence cannot be bounded; use torch.nn.GroupNorm instead"
+                "record's influence cannot be bounded; use torch.nn.GroupNorm instead, or freeze "
+                "its parameters and call eval() on it"
             )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InvalidValueError("model", type(model).__name__, "has no trainable parameter")
+
+
+def _is_fixed(module: nn.modules.batchnorm._BatchNorm) -> bool:
+    """Whether a BatchNorm is a fixed linear map: frozen, in evaluation mode, with statistics."""
+    is_frozen = not any(parameter.requires_grad for parameter in module.parameters())
+    return is_frozen and not module.training and module.running_mean is not None
+
+
+def check_no_autocast(device: torch.device) -> None:
+    """Reject `torch.autocast`, under which norms and sums would be of other gradients.
+
+    Raises:
+        UnsupportedModelError: autocast is active.
+    """
+    if torch.is_autocast_enabled(device.type):
+        raise UnsupportedModelError(
+            "torch.autocast is active: under it a record's gradient has no exact norm; call this "
+            "outside the autocast block, or train a model in bfloat16"
+        )
 
 
 @dataclass(frozen=True)
@@ -87,7 +113,7 @@ class ParameterLayout:
         if len(names) != len(self.names) or set(names) != set(self.names):
             missing = [name for name in self.names if name not in names][:3]
             extra = [str(name)[:40] for name in names if name not in self.names][:3]
-            raise UpdateError(f"has other names: missing {missing}, not asked for {extra}")
+            raise UpdateError(f"has other names: missing {missing}, unexpected {extra}")
         theta = torch.empty(self.size, dtype=torch.float32)
         for name, part in self.unflatten(theta).items():
             values = arrays[name]

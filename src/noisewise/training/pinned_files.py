@@ -29,17 +29,17 @@ def read_pinned(path: str | Path, sha256: str | None, field: str, hash_field: st
     Raises:
         InvalidValueError: the file cannot be read, or the SHA-256 is missing or is another one.
     """
-    wanted = Path(path).expanduser()
-    known = encoder_folder() / wanted
-    place = known if not wanted.exists() and known.exists() else wanted
+    named_file = Path(path).expanduser()
+    downloaded = encoder_folder() / named_file
+    file = downloaded if not named_file.exists() and downloaded.exists() else named_file
     if sha256 is None:
-        allowed = f"must be the SHA-256 of {place}; `sha256sum {place}` prints it"
+        allowed = f"must be the SHA-256 of {file}; `sha256sum {file}` prints it"
         raise InvalidValueError(hash_field, None, allowed)
     try:
-        content = place.read_bytes()
+        content = file.read_bytes()
     except OSError as error:
         allowed = f"cannot be read ({error.strerror})"
-        if isinstance(error, FileNotFoundError) and not wanted.is_absolute():
+        if isinstance(error, FileNotFoundError) and not named_file.is_absolute():
             allowed = (
                 f"is neither in the current folder nor in {encoder_folder()}; "
                 "`noisewise encoders list` shows which encoders can be downloaded"
@@ -47,5 +47,5 @@ def read_pinned(path: str | Path, sha256: str | None, field: str, hash_field: st
         raise InvalidValueError(field, str(path), allowed) from error
     actual = hashlib.sha256(content).hexdigest()
     if actual != sha256.lower():
-        raise InvalidValueError(hash_field, sha256, f"must be that of {place}, which is {actual}")
+        raise InvalidValueError(hash_field, sha256, f"must be that of {file}, which is {actual}")
     return content

@@ -1,4 +1,4 @@
-"""Residual networks without BatchNorm, so that records have gradients of their own."""
+"""Residual networks without BatchNorm, so that each record has its own gradient."""
 
 from __future__ import annotations
 

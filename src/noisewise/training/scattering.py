@@ -69,11 +69,11 @@ class Scattering(nn.Module):
         """
         padded = self._padded(pictures)[:, :, None]
         spectrum = torch.fft.fft2(padded)
-        found = [self._smooth(padded, 0)]
+        coefficients = [self._smooth(padded, 0)]
         second_order = []
         for first in range(self.scales):
             moduli = self._moduli(spectrum, first, 0)
-            found.append(self._smooth(moduli, first))
+            coefficients.append(self._smooth(moduli, first))
             inner = torch.fft.fft2(moduli)[:, :, :, None] if first + 1 < self.scales else None
             paths = [
                 self._smooth(self._moduli(inner, second, first), second)
@@ -82,7 +82,7 @@ class Scattering(nn.Module):
             ]
             if paths:
                 second_order.append(torch.cat(paths, dim=3).flatten(2, 3))
-        return torch.cat([*found, *second_order], dim=2).flatten(1, 2)
+        return torch.cat([*coefficients, *second_order], dim=2).flatten(1, 2)
 
     def _padded(self, pictures: Tensor) -> Tensor:
         """Mirror the borders up to a multiple of the window."""
@@ -114,14 +114,14 @@ class Scattering(nn.Module):
         envelope, frequency = _WIDTH * 2**scale, _FREQUENCY / 2**scale
         slant = 4 / self.angles
         first = max(self.angles // 2 - 1, 0)
-        made = []
+        wavelets = []
         for number in range(self.angles):
             angle = (first - number) * math.pi / self.angles
             wave = self._gabor(envelope, angle, frequency, slant)
             bump = self._gabor(envelope, angle, 0.0, slant)
             wavelet = wave - wave.sum() / bump.sum() * bump  # of mean 0
-            made.append(torch.fft.fft2(wavelet).real)
-        return torch.stack(made).float()
+            wavelets.append(torch.fft.fft2(wavelet).real)
+        return torch.stack(wavelets).float()
 
     def _gabor(self, envelope: float, angle: float, frequency: float, slant: float) -> Tensor:
         """A Gaussian, longer across the wave by 1 / slant, times a plane wave; periodic."""
@@ -148,9 +148,9 @@ def _smoothing(size: int, scales: int, level: int) -> Tensor:
     Row k averages around pixel (k + 1) 2^J; the first and the last window are mirrored border.
     """
     envelope = _WIDTH * 2 ** (scales - 1)
-    place = torch.arange(size, dtype=torch.float64)
+    pixels = torch.arange(size, dtype=torch.float64)
     shifts = torch.arange(-_COPIES, _COPIES + 1, dtype=torch.float64)[:, None] * size
-    bump = torch.exp(-((place + shifts) ** 2) / (2 * envelope**2)).sum(dim=0)
+    bump = torch.exp(-((pixels + shifts) ** 2) / (2 * envelope**2)).sum(dim=0)
     bump = bump / math.sqrt(2 * math.pi * envelope**2)
     spectrum = _cropped_line(torch.fft.fft(bump).real, level)
     kernel: Tensor = torch.fft.ifft(spectrum).real
@@ -189,9 +189,9 @@ def _product(spectrum: Tensor, filters: Tensor, factor: int) -> Tensor:
     total: Tensor | None = None
     for row in range(0, rows * factor, rows):
         for column in range(0, columns * factor, columns):
-            place = (..., slice(row, row + rows), slice(column, column + columns))
-            signal = torch.view_as_real(spectrum[place].contiguous())
-            weights = filters[place][..., None]
+            block = (..., slice(row, row + rows), slice(column, column + columns))
+            signal = torch.view_as_real(spectrum[block].contiguous())
+            weights = filters[block][..., None]
             total = signal * weights if total is None else total.addcmul_(signal, weights)
     assert total is not None
     return torch.view_as_complex(total.div_(factor**2) if factor > 1 else total)

@@ -7,40 +7,100 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
+from noisewise.training.inputs import Inputs, call_arguments, output_of, select, tensors_of
 from noisewise.training.parameters import ParameterLayout
+from noisewise.training.torch_random import torch_seed
 
-__all__ = ["RecordForm", "random_parameters", "synthetic_records"]
+__all__ = [
+    "RecordForm",
+    "Records",
+    "TensorForm",
+    "first_records",
+    "random_parameters",
+    "synthetic_inputs",
+    "synthetic_records",
+]
+
+Records = tuple[Inputs, Tensor]
+"""Inputs [n, ...] and targets [n, ...]."""
+
+
+@dataclass(frozen=True)
+class TensorForm:
+    """Shape and type of one tensor of a record.
+
+    Attributes:
+        shape: without the records.
+        dtype: of the values.
+        limit: integers are from 0 to ``limit`` - 1 (vocabulary, classes); None if not declared.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    limit: int | None = None
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorForm:
+        """The form of a tensor [n, ...]; no value is read."""
+        return cls(tuple(tensor.shape[1:]), tensor.dtype)
 
 
 @dataclass(frozen=True)
 class RecordForm:
-    """Shape and type of one record and its target, which are public."""
+    """The form of one record and its target, which is public.
 
-    input_shape: tuple[int, ...]
-    input_dtype: torch.dtype
-    target_shape: tuple[int, ...]
-    target_dtype: torch.dtype
+    Attributes:
+        inputs: of each input tensor.
+        targets: of the target.
+        names: of the inputs, for a model that is called with named tensors; else empty.
+    """
+
+    inputs: tuple[TensorForm, ...]
+    targets: TensorForm
+    names: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, inputs: Tensor, targets: Tensor) -> RecordForm:
+    def of(cls, inputs: Inputs, targets: Tensor) -> RecordForm:
         """The form of tensors [n, ...]; n may be 0, and no value is read."""
-        return cls(tuple(inputs.shape[1:]), inputs.dtype, tuple(targets.shape[1:]), targets.dtype)
+        forms = tuple(TensorForm.of(part) for part in tensors_of(inputs))
+        names = tuple(inputs) if isinstance(inputs, dict) else ()
+        return cls(forms, TensorForm.of(targets), names)
+
+    @classmethod
+    def single(
+        cls,
+        input_shape: tuple[int, ...],
+        input_dtype: torch.dtype,
+        target_shape: tuple[int, ...],
+        target_dtype: torch.dtype,
+    ) -> RecordForm:
+        """The form of records with one input tensor."""
+        inputs = TensorForm(input_shape, input_dtype)
+        return cls((inputs,), TensorForm(target_shape, target_dtype))
+
+
+def first_records(records: Records, count: int) -> Records:
+    """The first ``count`` records."""
+    return select(records[0], slice(count)), records[1][:count]
 
 
 def synthetic_records(
     form: RecordForm,
     count: int,
     model: nn.Module,
-    works: Callable[[Tensor, Tensor], object],
+    works: Callable[[Inputs, Tensor], object],
     device: torch.device,
     seed: int = 0,
-) -> tuple[Tensor, Tensor]:
+) -> Records:
     """Random records that a model and its loss accept.
 
-    Floating-point values are uniform on [0, 1). Integers may be tokens or classes, whose range
-    depends on the model: the ranges of its embeddings and of its output layer are tried, then
-    smaller ones.
+    Integers are below the limits of the form. Without a limit they may be tokens or classes, whose
+    range depends on the model: the range of its embeddings and the number of its outputs are tried,
+    then smaller ones. Floating-point values are uniform on [0, 1); inputs of a model with
+    embeddings may hold tokens, so whole numbers are tried first. An input with "mask" in its name
+    is 1 up to a random position and 0 after it, like the mask of a padded sequence.
 
     Args:
         form: of the records.
@@ -57,20 +117,41 @@ def synthetic_records(
         Exception: the last exception of ``works``, if it rejects even records of zeros.
     """
     last: Exception | None = None
-    for input_limit in _limits(form.input_dtype, _vocabulary(model)):
-        for target_limit in _limits(form.target_dtype, _outputs(model)):
+    for input_limit in _input_limits(form, model):
+        probe = _inputs(form, 2, input_limit, device, torch.Generator().manual_seed(seed))
+        for target_limit in _target_limits(form.targets, model, probe):
             generator = torch.Generator().manual_seed(seed)
-            inputs = _random((count, *form.input_shape), form.input_dtype, input_limit, generator)
-            targets = _random(
-                (count, *form.target_shape), form.target_dtype, target_limit, generator
-            )
-            inputs, targets = inputs.to(device), targets.to(device)
+            inputs = _inputs(form, count, input_limit, device, generator)
+            targets = _random(form.targets, count, target_limit, generator).to(device)
             try:
                 works(inputs, targets)
             except Exception as error:
                 last = error
             else:
                 return inputs, targets
+    assert last is not None
+    raise last
+
+
+def synthetic_inputs(
+    form: RecordForm,
+    count: int,
+    model: nn.Module,
+    works: Callable[[Inputs], object],
+    device: torch.device,
+    seed: int = 0,
+) -> Inputs:
+    """Random inputs [count, ...] that a model accepts; see `synthetic_records`."""
+    last: Exception | None = None
+    for limit in _input_limits(form, model):
+        generator = torch.Generator().manual_seed(seed)
+        inputs = _inputs(form, count, limit, device, generator)
+        try:
+            works(inputs)
+        except Exception as error:
+            last = error
+        else:
+            return inputs
     assert last is not None
     raise last
 
@@ -86,30 +167,90 @@ def random_parameters(layout: ParameterLayout, like: Tensor, seed: int) -> Tenso
     return torch.cat(parts).to(dtype=like.dtype, device=like.device)
 
 
-def _random(
-    shape: tuple[int, ...], dtype: torch.dtype, limit: int, generator: torch.Generator
-) -> Tensor:
-    if dtype.is_floating_point:
-        return torch.rand(shape, generator=generator).to(dtype)
-    return torch.randint(limit, shape, generator=generator).to(dtype)
+def _inputs(
+    form: RecordForm, count: int, limit: int, device: torch.device, generator: torch.Generator
+) -> Inputs:
+    names = form.names or ("",) * len(form.inputs)
+    parts = [
+        _mask(part, count, generator)
+        if "mask" in name and part.shape
+        else _random(part, count, limit if part.limit is None else part.limit, generator)
+        for name, part in zip(names, form.inputs, strict=True)
+    ]
+    parts = [part.to(device) for part in parts]
+    if form.names:
+        return dict(zip(form.names, parts, strict=True))
+    return parts[0] if len(parts) == 1 else tuple(parts)
 
 
-def _limits(dtype: torch.dtype, range_of_model: int | None) -> Iterator[int]:
+def _random(form: TensorForm, count: int, limit: int, generator: torch.Generator) -> Tensor:
+    shape = (count, *form.shape)
+    if form.dtype.is_floating_point and limit == 1:
+        return torch.rand(shape, generator=generator).to(form.dtype)
+    return torch.randint(limit, shape, generator=generator).to(form.dtype)
+
+
+def _mask(form: TensorForm, count: int, generator: torch.Generator) -> Tensor:
+    """1 in the first positions of the last axis, and at least in one; the same on other axes."""
+    length = form.shape[-1]
+    shape = (count, *(1 for _ in form.shape))
+    ends = torch.randint(1, max(2, length + 1), shape, generator=generator)
+    return (torch.arange(length) < ends).expand(count, *form.shape).to(form.dtype)
+
+
+def _input_limits(form: RecordForm, model: nn.Module) -> Iterator[int]:
+    """Limits to try for the inputs that declare none."""
+    integer = [part for part in form.inputs if not part.dtype.is_floating_point]
+    open_forms = [part for part in integer if part.limit is None]
+    return _limits((open_forms or integer or form.inputs)[0], _vocabulary(model))
+
+
+def _target_limits(form: TensorForm, model: nn.Module, probe: Inputs) -> Iterator[int]:
+    if form.dtype.is_floating_point or form.limit is not None:
+        return _limits(form, None)
+    classes = _classes(model, probe, form.shape)
+    return _limits(form, _outputs(model) if classes is None else classes)
+
+
+def _limits(form: TensorForm, range_of_model: int | None) -> Iterator[int]:
     """Exclusive upper limits of integers to try, the largest first."""
-    if dtype.is_floating_point:
+    if form.limit is not None:
+        yield form.limit
+        return
+    if form.dtype.is_floating_point:
+        if range_of_model is not None:
+            yield range_of_model
         yield 1
         return
-    if dtype == torch.bool:
+    if form.dtype == torch.bool:
         yield from (2, 1)
         return
     if range_of_model is not None and range_of_model > 2:
-        yield min(range_of_model, torch.iinfo(dtype).max)
+        yield min(range_of_model, torch.iinfo(form.dtype).max)
     yield from (2, 1)
 
 
 def _vocabulary(model: nn.Module) -> int | None:
-    sizes = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
+    tables = (nn.Embedding, nn.EmbeddingBag)
+    sizes = [part.num_embeddings for part in model.modules() if isinstance(part, tables)]
     return min(sizes, default=None)
+
+
+def _classes(model: nn.Module, probe: Inputs, places: tuple[int, ...]) -> int | None:
+    """The number of classes that the model scores for a target; None if that is not clear."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    positional, named = call_arguments(probe)
+    try:
+        with torch.no_grad(), torch_seed(0, tensors_of(probe)[0].device):
+            outputs = output_of(functional_call(model, buffers, positional, named))
+    except Exception:  # such as parameters on another device
+        return None
+    shape = tuple(outputs.shape[1:])
+    if len(shape) != len(places) + 1:
+        return None
+    if shape[:-1] == tuple(places):
+        return int(shape[-1])
+    return int(shape[0]) if shape[1:] == tuple(places) else None
 
 
 def _outputs(model: nn.Module) -> int | None:

@@ -13,9 +13,11 @@ A client uses it like this::
 | `charges` | what a round costs |
 | `chain` | entries, and the hashes that connect them |
 | `store` | the entries in an SQLite file |
+| `ledger_schema` | the tables of that file, and the upgrade of older files |
 | `witness` | a second file that detects an older copy of the first |
 | `book` | the `Ledger` itself |
 | `statement` | the statement for a privacy officer, and `verify_ledger` |
+| `signature` | the site's signature over a statement |
 | `refusals` | why the site did not take part |
 """
 

@@ -14,17 +14,19 @@ from pathlib import Path
 
 from noisewise import __version__
 from noisewise.checks import positive_int
+from noisewise.data.specs import Unit, check_unit_name
 from noisewise.errors import AccountingError, BudgetSpentError, InvalidValueError, LedgerError
 from noisewise.privacy.accounting import DEFAULT_ACCOUNTANT, check_accountant
 from noisewise.privacy.budget import PrivacyBudget
 from noisewise.privacy.composition import Counts, add_steps, composed_epsilon
 from noisewise.privacy.ledger.chain import Event, Header, History, link
-from noisewise.privacy.ledger.charges import Charge, charge_of, check_hash
+from noisewise.privacy.ledger.charges import Charge, charge_of, check_hash, check_software
 from noisewise.privacy.ledger.statement import Statement, make_statement
 from noisewise.privacy.ledger.store import Store
 from noisewise.privacy.ledger.witness import Seen, Witness
 from noisewise.privacy.plan import LocalPlan
 from noisewise.privacy.spending_limit import limit_for
+from noisewise.text import short_repr
 
 __all__ = ["WARN_FROM", "Ledger", "Reservation", "SealedReply"]
 
@@ -59,6 +61,10 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
+def _every(federation: str) -> bool:
+    return True
+
+
 class Ledger:
     """The spending of one dataset, shared by all federations that the dataset takes part in.
 
@@ -78,18 +84,24 @@ class Ledger:
         True
     """
 
+    def __repr__(self) -> str:
+        """Its file and its dataset."""
+        return short_repr(self, path=str(self.path), dataset_id=self.header.dataset_id)
+
     def __init__(
         self,
         path: str | Path,
         *,
         writable: bool = True,
         keep_replies: int | None = None,
+        software: str | None = None,
         clock: Clock = _now,
     ) -> None:
         """Use `open`, which checks that the ledger is the dataset's, or `inspect`."""
         if keep_replies is not None:
             positive_int("keep_replies", keep_replies)
         self._keep, self._clock, self._writable = keep_replies, clock, writable
+        self._software = None if software is None else check_software(software)
         self._lock = threading.RLock()
         self._store = Store(Path(path), writable=writable)
         self.path, self.header = self._store.path, self._store.header
@@ -111,6 +123,7 @@ class Ledger:
         dataset_id: str,
         accountant: str = DEFAULT_ACCOUNTANT,
         *,
+        unit: Unit = "record",
         clock: Clock = _now,
     ) -> None:
         """Create an empty ledger. A person does this once for each dataset, never a client.
@@ -120,13 +133,15 @@ class Ledger:
             budget: of the dataset, over all rounds and federations.
             dataset_id: a printable name of the dataset.
             accountant: computes epsilon from the entries.
+            unit: what the budget protects, a record or a person with all of their records.
             clock: gives the time, which is recorded for information only.
 
         Raises:
-            InvalidValueError: ``accountant`` or ``dataset_id`` is invalid.
+            InvalidValueError: ``accountant``, ``dataset_id`` or ``unit`` is invalid.
             LedgerError: the path has a ledger, or a witness of a used ledger.
         """
         check_accountant(accountant)
+        check_unit_name(unit)
         is_text = isinstance(dataset_id, str) and dataset_id.isprintable()
         if not is_text or not dataset_id.strip():
             raise InvalidValueError("dataset_id", dataset_id, "must be a non-empty printable name")
@@ -137,6 +152,7 @@ class Ledger:
             accountant,
             _text(clock()),
             f"noisewise {__version__}",
+            unit,
         )
         file = Path(path).resolve()
         witness = Witness(file)
@@ -150,7 +166,9 @@ class Ledger:
         dataset_id: str,
         budget: PrivacyBudget,
         accountant: str | None = None,
+        unit: Unit = "record",
         keep_replies: int | None = None,
+        software: str | None = None,
         clock: Clock = _now,
     ) -> Ledger:
         """Open the ledger of this dataset and budget, after checking every entry.
@@ -160,20 +178,24 @@ class Ledger:
             dataset_id: must be that of the ledger.
             budget: must be that of the ledger.
             accountant: must be that of the ledger; None accepts any.
+            unit: must be that of the ledger.
             keep_replies: how many of the latest replies to store. A repeated instruction whose
                 reply is no longer stored is charged again. None stores all replies.
+            software: that every entry names as the one that made it; None names none.
             clock: gives the time, which is recorded for information only.
 
         Raises:
-            LedgerError: the ledger is missing, damaged, or of another dataset or budget.
+            LedgerError: the ledger is missing, damaged, or of another dataset, budget or
+                unit.
         """
-        ledger = cls(path, keep_replies=keep_replies, clock=clock)
+        ledger = cls(path, keep_replies=keep_replies, software=software, clock=clock)
         header = ledger.header
         fields: dict[str, tuple[object, object]] = {
             "dataset_id": (dataset_id, header.dataset_id),
             "epsilon": (float(budget.epsilon), header.budget.epsilon),
             "delta": (float(budget.delta), header.budget.delta),
             "accountant": (accountant or header.accountant, header.accountant),
+            "unit": (unit, header.unit),
         }
         for field, (expected, actual) in fields.items():
             if expected != actual:
@@ -202,7 +224,13 @@ class Ledger:
         self.close()
 
     def reserve(
-        self, instruction: str, cost: LocalPlan | Charge, *, at_most: int | None = None
+        self,
+        instruction: str,
+        cost: LocalPlan | Charge,
+        *,
+        at_most: int | None = None,
+        counted: Callable[[str], bool] = _every,
+        at_most_in_all: int | None = None,
     ) -> Reservation | SealedReply:
         """Charge the budget for an instruction; the charge is on the disk before this returns.
 
@@ -211,34 +239,45 @@ class Ledger:
             cost: the plan whose round is to be trained, or a charge.
             at_most: the largest number of entries with this cost, with or without a reply, even if
                 the budget would allow more. None sets no such limit.
+            counted: whether the entries of a federation count towards ``at_most``; by default those
+                of every federation do.
+            at_most_in_all: the same limit for the entries of all federations together. It holds
+                even if ``counted`` groups the federations in another way than before.
 
         Returns:
-            The stored reply if this instruction was answered before, otherwise a reservation. An
-            instruction that was reserved and never sealed is charged again.
+            The stored reply if this instruction of this federation was answered before, otherwise a
+            reservation. An instruction that was reserved and never sealed is charged again.
 
         Raises:
-            BudgetSpentError: the charge does not fit into the budget, or ``at_most`` is reached.
-            LedgerError: the ledger is damaged or cannot be written, or the accountant cannot
-                compute epsilon (bounds: sample_rate from 1e-6, at most 10^8 steps in all, at most
-                64 kinds of (sample_rate, noise_multiplier) with ``pld``).
+            BudgetSpentError: the charge does not fit into the budget, or a limit is reached.
+            LedgerError: the ledger is damaged or cannot be written, the plan protects another unit
+                than the ledger, or the accountant cannot compute epsilon (bounds: sample_rate from
+                1e-6, at most 10^8 steps in all, at most 64 kinds of (sample_rate,
+                noise_multiplier) with ``pld``).
             InvalidValueError: ``instruction`` is no hash, or ``cost`` no plan with noise or charge.
         """
         check_hash("instruction", instruction)
         charge = charge_of(cost)
+        if isinstance(cost, LocalPlan) and cost.unit != self.header.unit:
+            raise LedgerError(
+                f"{self.path} counts what each {self.header.unit} loses, the plan protects a "
+                f"{cost.unit}; nothing was reserved"
+            )
         with self._lock:
             self._refresh()
-            stored = self._stored(charge.purpose, instruction)
+            stored = self._stored(charge.label, instruction)
             if stored is not None:
                 return stored
             self._check_fits(charge)  # before the transaction: accounting can take seconds
             with self._appending() as append:
-                stored = self._stored(charge.purpose, instruction)
+                stored = self._stored(charge.label, instruction)
                 if stored is not None:
                     return stored
                 self._check_fits(charge)
-                self._check_number(charge, at_most)
+                self._check_number(charge, at_most, counted)
+                self._check_number(charge, at_most_in_all, _every)
                 before = dict(self._history.counts)
-                event = append(instruction=instruction, charge=charge)
+                event = append(instruction=instruction, charge=charge, software=self._software)
             self._warn(before, charge)
         return Reservation(self.header.ledger_id, event.seq, instruction, charge, event.hash)
 
@@ -285,9 +324,11 @@ class Ledger:
         """
         with self._lock:
             self._refresh()
-            kept = frozenset(self._store.replies_kept())
+            stored_replies = frozenset(self._store.replies_kept())
             with self._accounting():
-                return make_statement(self.header, self._history, self._limit, kept, str(self.path))
+                return make_statement(
+                    self.header, self._history, self._limit, stored_replies, str(self.path)
+                )
 
     def remaining(self, cost: LocalPlan | Charge, *, at_most: int) -> int:
         """How many more times `reserve` would grant this cost now, without any other request.
@@ -302,7 +343,7 @@ class Ledger:
         charge = charge_of(cost)
         with self._lock:
             self._refresh()
-            counts, number = dict(self._history.counts), self._history.granted[charge]
+            counts, number = dict(self._history.counts), self._granted(charge, _every)
         with self._accounting():
             fits = self._limit.remaining(counts, *charge.mechanism)
         return max(0, min(fits, at_most - number))
@@ -319,8 +360,8 @@ class Ledger:
             raise LedgerError(f"{self.path}: {error}") from error
         self._witness.check(seen, self.header.ledger_id, history)
 
-    def _stored(self, purpose: str, instruction: str) -> SealedReply | None:
-        for reservation in self._history.sealed_for(purpose, instruction):
+    def _stored(self, label: str, instruction: str) -> SealedReply | None:
+        for reservation in self._history.sealed_for(label, instruction):
             reply = self._store.reply(reservation)
             if reply is None:
                 continue  # no longer stored
@@ -329,11 +370,22 @@ class Ledger:
             return SealedReply(reservation, reply)
         return None
 
-    def _check_number(self, charge: Charge, at_most: int | None) -> None:
-        if at_most is not None and self._history.granted[charge] >= at_most:
-            what = "rounds of this plan" if charge.purpose == "training" else "noised figures"
+    def _granted(self, charge: Charge, counted: Callable[[str], bool]) -> int:
+        """How many entries cost the same, among those of the counted federations."""
+        same = (charge.purpose, *charge.mechanism)
+        return sum(
+            number
+            for one, number in self._history.granted.items()
+            if (one.purpose, *one.mechanism) == same and counted(one.federation)
+        )
+
+    def _check_number(
+        self, charge: Charge, at_most: int | None, counted: Callable[[str], bool]
+    ) -> None:
+        if at_most is not None and self._granted(charge, counted) >= at_most:
+            unit = "rounds of this plan" if charge.purpose == "training" else "noised figures"
             raise BudgetSpentError(
-                f"{self.path}: all {at_most} {what} that the site allows are charged; nothing was "
+                f"{self.path}: all {at_most} {unit} that the site allows are charged; nothing was "
                 "reserved, even if budget is left"
             )
 

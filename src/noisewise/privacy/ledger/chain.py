@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from noisewise.checks import positive_int
+from noisewise.data.specs import Unit
 from noisewise.errors import InvalidValueError, LedgerError
 from noisewise.privacy.budget import PrivacyBudget
-from noisewise.privacy.ledger.charges import Charge, check_hash
+from noisewise.privacy.ledger.charges import Charge, check_hash, check_software
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -29,6 +30,7 @@ class Header:
         accountant: computes epsilon from the entries.
         created: time in UTC, for information only.
         software: name and version of the software that created the ledger.
+        unit: what the budget protects; ledgers of older versions protect records.
     """
 
     ledger_id: str
@@ -37,6 +39,7 @@ class Header:
     accountant: str
     created: str
     software: str
+    unit: Unit = "record"
 
     def digest(self) -> str:
         """The first hash of the chain."""
@@ -50,6 +53,7 @@ class Header:
             self.accountant,
             self.created,
             self.software,
+            *(() if self.unit == "record" else (self.unit,)),  # older ledgers have no such part
         )
 
 
@@ -65,7 +69,8 @@ class Event:
         reply_sha256: hash of the sealed reply.
         reply_size: of the sealed reply, in bytes.
         time: in UTC, for information only.
-        hash: of the previous event's hash and all fields above.
+        hash: of the previous event's hash and all other fields.
+        software: that made a reservation; None if unknown, as for entries of older versions.
     """
 
     seq: int
@@ -76,6 +81,7 @@ class Event:
     reply_size: int | None
     time: str
     hash: str = ""
+    software: str | None = None
 
 
 def link(previous: str, event: Event) -> str:
@@ -88,7 +94,7 @@ def link(previous: str, event: Event) -> str:
         None
         if charge is None
         else [
-            charge.purpose,
+            charge.label,
             charge.sample_rate.hex(),
             charge.noise_multiplier.hex(),
             charge.steps,
@@ -97,6 +103,7 @@ def link(previous: str, event: Event) -> str:
         event.reply_sha256,
         event.reply_size,
         event.time,
+        *(() if event.software is None else (event.software,)),  # older entries have no such part
     )
 
 
@@ -136,9 +143,9 @@ class History:
         """Number of the last event; 0 before the first."""
         return len(self.hashes) - 1
 
-    def sealed_for(self, purpose: str, instruction: str) -> tuple[int, ...]:
-        """Numbers of the sealed reservations of an instruction, in order."""
-        return tuple(self._sealed.get((purpose, instruction), ()))
+    def sealed_for(self, label: str, instruction: str) -> tuple[int, ...]:
+        """Numbers of the sealed reservations of an instruction, in order; see `Charge.label`."""
+        return tuple(self._sealed.get((label, instruction), ()))
 
     def extend(self, events: Iterable[Event]) -> None:
         """Add events in order.
@@ -161,7 +168,7 @@ class History:
             self.seals[event.reservation] = event
             reserved = self.reservations[event.reservation]
             assert reserved.charge is not None
-            key = (reserved.charge.purpose, event.instruction)
+            key = (reserved.charge.label, event.instruction)
             self._sealed.setdefault(key, []).append(event.reservation)
 
     def _check(self, event: Event) -> None:
@@ -172,6 +179,8 @@ class History:
             raise LedgerError(f"entry {number} was changed: its hash does not match its content")
         try:
             check_hash("instruction", event.instruction)
+            if event.software is not None:
+                check_software(event.software)
             if event.charge is None:
                 check_hash("reply_sha256", event.reply_sha256)
                 positive_int("reservation", event.reservation)

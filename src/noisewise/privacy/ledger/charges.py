@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -19,6 +19,7 @@ __all__ = [
     "Purpose",
     "charge_of",
     "check_hash",
+    "check_software",
     "dataset_fingerprint",
     "instruction_hash",
     "metrics_charge",
@@ -26,6 +27,8 @@ __all__ = [
 ]
 
 Purpose = Literal["training", "metrics"]
+
+_FEDERATION = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Charge:
         sample_rate: q.
         noise_multiplier: z, deviation of the noise divided by the change that one record can make.
         steps: number of steps.
+        federation: that asked for it, as the site names it; empty if the site serves only one.
 
     Raises:
         InvalidValueError: a value is out of range.
@@ -46,11 +50,15 @@ class Charge:
     sample_rate: float
     noise_multiplier: float
     steps: int
+    federation: str = ""
 
     def __post_init__(self) -> None:
         if self.purpose not in get_args(Purpose):
             allowed = f"must be one of {', '.join(get_args(Purpose))}"
             raise InvalidValueError("purpose", self.purpose, allowed)
+        if self.federation and not _FEDERATION.fullmatch(self.federation):
+            allowed = "must be at most 32 of a-z, 0-9, _ and -, and begin with a letter or digit"
+            raise InvalidValueError("federation", self.federation[:40], allowed)
         # Python numbers: SQLite would store a numpy scalar as bytes.
         object.__setattr__(self, "sample_rate", fraction("sample_rate", self.sample_rate))
         noise = positive_number("noise_multiplier", self.noise_multiplier)
@@ -61,6 +69,25 @@ class Charge:
     def mechanism(self) -> tuple[float, float, int]:
         """(sample_rate, noise_multiplier, steps), as accountants take them."""
         return self.sample_rate, self.noise_multiplier, self.steps
+
+    @property
+    def label(self) -> str:
+        """Purpose and federation as ledgers on disk hold them: ``training`` or ``training@ward``.
+
+        Example:
+            >>> Charge("training", 0.01, 2.0, 100, "ward").label
+            'training@ward'
+        """
+        return f"{self.purpose}@{self.federation}" if self.federation else self.purpose
+
+    @classmethod
+    def of_label(cls, label: str, rate: float, noise_multiplier: float, steps: int) -> Charge:
+        """The charge with this `label`."""
+        purpose, _, federation = str(label).partition("@")
+        charge = cls(purpose, rate, noise_multiplier, steps, federation)  # type: ignore[arg-type]
+        if charge.label != label:
+            raise InvalidValueError("purpose", label[:40], "must be PURPOSE or PURPOSE@FEDERATION")
+        return charge
 
 
 def training_charge(plan: LocalPlan) -> Charge:
@@ -82,7 +109,7 @@ def charge_of(cost: object) -> Charge:
         return training_charge(cost)
     if not isinstance(cost, Charge):
         raise InvalidValueError("cost", type(cost).__name__, "must be a LocalPlan or a Charge")
-    return Charge(cost.purpose, cost.sample_rate, cost.noise_multiplier, cost.steps)
+    return replace(cost)
 
 
 def metrics_charge(noise_multiplier: float, releases: int = 1) -> Charge:
@@ -134,4 +161,15 @@ def check_hash(field: str, value: object) -> str:
     """
     if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{64}", value):
         raise InvalidValueError(field, value, "must be 64 hexadecimal digits (a SHA-256)")
+    return value
+
+
+def check_software(value: object) -> str:
+    """Return ``value`` if it can name the software that makes an entry.
+
+    Raises:
+        InvalidValueError: it cannot.
+    """
+    if not isinstance(value, str) or not re.fullmatch(r"[ -~]{1,200}", value):
+        raise InvalidValueError("software", str(value)[:40], "must be 1 to 200 printable letters")
     return value

@@ -1,4 +1,4 @@
-"""Why a site did not take part: the last refusals, in a small file beside the ledger.
+"""Why a site did not take part: the last refusals, in a small file next to the ledger.
 
 A refusal tells the server only "not taking part". The reason stays at the site, in a separate file
 that can be read even if the ledger is missing or damaged. No decision depends on this file.
@@ -105,12 +105,12 @@ def _append(path: Path, line: str) -> None:
 
 
 def _shorten(path: Path) -> None:
-    kept = _lines(path)[-_KEPT // 2 :]
+    latest = _lines(path)[-_KEPT // 2 :]
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            os.write(descriptor, "".join(f"{line}\n" for line in kept).encode())
+            os.write(descriptor, "".join(f"{line}\n" for line in latest).encode())
         finally:
             os.close(descriptor)
         os.replace(temporary, path)

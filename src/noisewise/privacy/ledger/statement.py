@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -43,6 +44,9 @@ class Entry:
         reply_size: in bytes.
         reply_kept: whether the ledger still stores the reply.
         hash: of the reservation's event.
+        federation: that asked, as the site names it; empty if the site serves only one.
+        software: that made the entry: its version and the hash of its trusted core; None if
+            unknown, as for entries of older versions.
     """
 
     number: int
@@ -58,6 +62,8 @@ class Entry:
     reply_size: int | None
     reply_kept: bool
     hash: str
+    federation: str = ""
+    software: str | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ class Statement:
         path: of the ledger.
         ledger_id: random name of the ledger.
         dataset_id: the dataset whose records are protected.
+        unit: what the budget protects, one of `noisewise.data.specs.UNITS`.
         epsilon: of the budget.
         delta: of the budget.
         accountant: computes epsilon.
@@ -79,11 +86,13 @@ class Statement:
         head: hash of the last event. A privacy officer who notes it can check later with
             `verify_ledger` whether the history was changed.
         events: number of reservations and seals together.
+        software: name and version of the software that created the ledger.
     """
 
     path: str
     ledger_id: str
     dataset_id: str
+    unit: str
     epsilon: float
     delta: float
     accountant: str
@@ -94,6 +103,7 @@ class Statement:
     entries: tuple[Entry, ...]
     head: str
     events: int
+    software: str
 
     @property
     def share(self) -> float:
@@ -105,9 +115,21 @@ class Statement:
         """Number of entries whose reply could leave the site."""
         return sum(entry.state == "sealed" for entry in self.entries)
 
+    @property
+    def counts(self) -> dict[tuple[float, float], int]:
+        """All charged steps by (sample_rate, noise_multiplier)."""
+        counts: Counter[tuple[float, float]] = Counter()
+        for entry in self.entries:
+            counts[entry.sample_rate, entry.noise_multiplier] += entry.steps
+        return dict(counts)
+
 
 def make_statement(
-    header: Header, history: History, limit: SpendingLimit, kept: frozenset[int], path: str
+    header: Header,
+    history: History,
+    limit: SpendingLimit,
+    stored_replies: frozenset[int],
+    path: str,
 ) -> Statement:
     """Make the statement of a checked history.
 
@@ -115,7 +137,7 @@ def make_statement(
         header: of the ledger.
         history: its events.
         limit: of the ledger's budget.
-        kept: numbers of the reservations whose reply is still stored.
+        stored_replies: numbers of the reservations whose reply is still stored.
         path: of the ledger.
     """
     budget = header.budget
@@ -124,6 +146,7 @@ def make_statement(
         path=path,
         ledger_id=header.ledger_id,
         dataset_id=header.dataset_id,
+        unit=header.unit,
         epsilon=budget.epsilon,
         delta=budget.delta,
         accountant=header.accountant,
@@ -131,9 +154,12 @@ def make_statement(
         spent=spent,
         left=max(0.0, budget.epsilon - spent),
         rounds_left=_rounds_left(history, limit),
-        entries=tuple(_entry(history, number, kept) for number in sorted(history.reservations)),
+        entries=tuple(
+            _entry(history, number, stored_replies) for number in sorted(history.reservations)
+        ),
         head=history.head,
         events=history.seq,
+        software=header.software,
     )
 
 
@@ -145,7 +171,7 @@ def _rounds_left(history: History, limit: SpendingLimit) -> int | None:
     return None
 
 
-def _entry(history: History, number: int, kept: frozenset[int]) -> Entry:
+def _entry(history: History, number: int, stored_replies: frozenset[int]) -> Entry:
     event, seal = history.reservations[number], history.seals.get(number)
     charge = event.charge
     assert charge is not None
@@ -161,8 +187,10 @@ def _entry(history: History, number: int, kept: frozenset[int]) -> Entry:
         sealed_at=None if seal is None else seal.time,
         reply_sha256=None if seal is None else seal.reply_sha256,
         reply_size=None if seal is None else seal.reply_size,
-        reply_kept=number in kept,
+        reply_kept=number in stored_replies,
         hash=event.hash,
+        federation=charge.federation,
+        software=event.software,
     )
 
 
@@ -200,7 +228,7 @@ def verify_ledger(
     Args:
         path: of the ledger.
         head: a last hash noted from an earlier statement, or its first digits, at least 16.
-        events: the number of events noted beside it. It distinguishes a rewritten history from a
+        events: the number of events noted with it. It distinguishes a rewritten history from a
             hash that was never in this ledger.
 
     Returns:
@@ -269,7 +297,7 @@ def _find(head: str, events: int | None, history: History) -> tuple[Noted, str]:
     if events is None:
         return "unknown", (
             f"the noted hash {head} is not in this ledger: it is mistyped or of another ledger, or "
-            "the history was rewritten; give the number of events noted beside it (--events) to "
+            "the history was rewritten; give the number of events noted with it (--events) to "
             "find out"
         )
     if events > history.seq:

@@ -14,60 +14,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from noisewise.data.specs import check_unit_name
 from noisewise.errors import InvalidValueError, LedgerError
 from noisewise.privacy.budget import PrivacyBudget
 from noisewise.privacy.ledger.chain import Event, Header
 from noisewise.privacy.ledger.charges import Charge
+from noisewise.privacy.ledger.ledger_schema import (
+    SCHEMA_VERSION,
+    check_tables,
+    create_tables,
+    upgrade_tables,
+)
 from noisewise.storage import sync_folder
 
-__all__ = ["SCHEMA_VERSION", "Store"]
+__all__ = ["Store"]
 
-SCHEMA_VERSION = 1
-_APPLICATION = 0x6E6F6977  # "noiw": lets programs such as `file` recognise a ledger
 _SECONDS_TO_WAIT = 60.0
-
-_SCHEMA = (
-    """CREATE TABLE header (
-    one INTEGER PRIMARY KEY CHECK (one = 1),
-    ledger_id TEXT NOT NULL,
-    dataset_id TEXT NOT NULL,
-    epsilon REAL NOT NULL,
-    delta REAL NOT NULL,
-    accountant TEXT NOT NULL,
-    created TEXT NOT NULL,
-    software TEXT NOT NULL,
-    hash TEXT NOT NULL
-)""",
-    """CREATE TABLE events (
-    seq INTEGER PRIMARY KEY,
-    instruction TEXT NOT NULL,
-    purpose TEXT,
-    sample_rate REAL,
-    noise_multiplier REAL,
-    steps INTEGER,
-    reservation INTEGER UNIQUE,
-    reply_sha256 TEXT,
-    reply_size INTEGER,
-    time TEXT NOT NULL,
-    hash TEXT NOT NULL,
-    CHECK ((purpose IS NULL) = (reservation IS NOT NULL))
-)""",
-    """CREATE TABLE replies (
-    reservation INTEGER PRIMARY KEY,
-    reply BLOB NOT NULL
-)""",
-    *(
-        f"""CREATE TRIGGER {table}_{action.lower()} BEFORE {action} ON {table}
-BEGIN SELECT RAISE(ABORT, 'a ledger is only ever added to'); END"""
-        for table in ("header", "events")
-        for action in ("UPDATE", "DELETE")
-    ),
-)
-
-_COLUMNS = (
-    "seq, instruction, purpose, sample_rate, noise_multiplier, steps, reservation, reply_sha256, "
-    "reply_size, time, hash"
-)
 
 
 class Store:
@@ -75,7 +37,7 @@ class Store:
 
     Args:
         path: of an existing ledger.
-        writable: False to open it for reading only.
+        writable: False to open it for reading only. True upgrades a file of an older version.
 
     Raises:
         LedgerError: the file is missing, empty, damaged, no ledger or of another version.
@@ -90,9 +52,11 @@ class Store:
         with self._errors():
             self._connection = _connect(self.path, "rw" if writable else "ro")
             try:
-                self._check_kind()
+                version = check_tables(self._connection, self.path)
                 if writable:
                     _durable(self._connection, self.path)
+                    if version < SCHEMA_VERSION:
+                        upgrade_tables(self._connection, self.path)
                 self.header = self._read_header()
             except BaseException:
                 self._connection.close()
@@ -141,8 +105,8 @@ class Store:
     def events(self, after: int = 0) -> list[Event]:
         """Events with numbers above ``after``, in order."""
         with self._errors():
-            rows = self._connection.execute(
-                f"SELECT {_COLUMNS} FROM events WHERE seq > ? ORDER BY seq", (after,)
+            rows = self._connection.execute(  # all columns that this version of the file has
+                "SELECT * FROM events WHERE seq > ? ORDER BY seq", (after,)
             ).fetchall()
         return [self._event(row) for row in rows]
 
@@ -197,7 +161,7 @@ class Store:
         values = (
             event.seq,
             event.instruction,
-            charge and charge.purpose,
+            charge and charge.label,
             charge and charge.sample_rate,
             charge and charge.noise_multiplier,
             charge and charge.steps,
@@ -206,9 +170,10 @@ class Store:
             event.reply_size,
             event.time,
             event.hash,
+            event.software,
         )
         marks = ", ".join("?" * len(values))
-        self._connection.execute(f"INSERT INTO events ({_COLUMNS}) VALUES ({marks})", values)
+        self._connection.execute(f"INSERT INTO events VALUES ({marks})", values)
         if reply is not None:
             self._connection.execute(
                 "INSERT INTO replies VALUES (?, ?)", (event.reservation, reply)
@@ -242,37 +207,18 @@ class Store:
         if (status.st_dev, status.st_ino) != self._inode:
             raise LedgerError(f"{self.path} was replaced by another file; open it again")
 
-    def _check_kind(self) -> None:
-        application = self._pragma("application_id")
-        version = self._pragma("user_version")
-        if application != _APPLICATION:
-            raise LedgerError(f"{self.path} is not a noisewise ledger")
-        if version != SCHEMA_VERSION:
-            raise LedgerError(
-                f"{self.path} has schema version {version}, this software reads version "
-                f"{SCHEMA_VERSION}; use the software that created it"
-            )
-        rows = self._connection.execute(
-            "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"
-        ).fetchall()
-        if tuple(row[0] for row in rows) != _SCHEMA:  # an added trigger could undo every entry
-            raise LedgerError(f"{self.path}: its tables or triggers were changed")
-
-    def _pragma(self, name: str) -> Any:
-        return self._connection.execute(f"PRAGMA {name}").fetchone()[0]
-
     def _read_header(self) -> Header:
-        rows = self._connection.execute(
-            "SELECT ledger_id, dataset_id, epsilon, delta, accountant, created, software, hash "
-            "FROM header"
+        rows = self._connection.execute(  # all columns that this version of the file has
+            "SELECT * FROM header"
         ).fetchall()
         if len(rows) != 1:
             raise LedgerError(f"{self.path} has {len(rows)} headers; a ledger must have one")
-        ledger_id, dataset_id, epsilon, delta, accountant, created, software, digest = rows[0]
+        _, ledger_id, dataset_id, epsilon, delta, *rest, digest = rows[0][:9]
         try:
             _no_bytes(rows[0])
             budget = PrivacyBudget(epsilon, delta)
-            header = Header(ledger_id, dataset_id, budget, accountant, created, software)
+            header = Header(ledger_id, dataset_id, budget, *rest, *rows[0][9:])
+            check_unit_name(header.unit)
         except InvalidValueError as error:
             raise LedgerError(f"{self.path}: its header was changed: {error}") from error
         if header.digest() != digest:
@@ -281,11 +227,11 @@ class Store:
 
     def _event(self, row: tuple[Any, ...]) -> Event:
         """The event of a row; a value of another type shows that the row was changed."""
-        seq, instruction, purpose, rate, noise, steps, sealed, sha256, size, time, digest = row
+        seq, instruction, label, rate, noise, steps, *rest = row
         try:
             _no_bytes(row)
-            charge = None if purpose is None else Charge(purpose, rate, noise, steps)
-            return Event(seq, instruction, charge, sealed, sha256, size, time, digest)
+            charge = None if label is None else Charge.of_label(label, rate, noise, steps)
+            return Event(seq, instruction, charge, *rest)
         except InvalidValueError as error:
             raise LedgerError(f"{self.path}: entry {seq} was changed: {error}") from error
 
@@ -294,7 +240,7 @@ class Store:
 
 
 def _companions(path: Path) -> tuple[Path, ...]:
-    """SQLite's logs beside a database. An old log would be replayed into a new ledger."""
+    """SQLite's logs next to a database. An old log would be replayed into a new ledger."""
     return tuple(path.with_name(path.name + ending) for ending in ("-wal", "-journal"))
 
 
@@ -309,8 +255,8 @@ def _check_length(path: Path) -> None:
         with open(path, "rb") as file:
             head = file.read(100)
         size = int.from_bytes(head[16:18], "big")
-        wanted = int.from_bytes(head[28:32], "big") * (65536 if size == 1 else size)
-        if len(head) == 100 and path.stat().st_size >= wanted:
+        expected_size = int.from_bytes(head[28:32], "big") * (65536 if size == 1 else size)
+        if len(head) == 100 and path.stat().st_size >= expected_size:
             return
         time.sleep(0.05)
     raise LedgerError(f"{path} is damaged: the file is truncated, or it is not a ledger")
@@ -333,7 +279,7 @@ def _regular_file(path: Path) -> os.stat_result:
     if not path.is_file():
         raise LedgerError(f"{path} is not a regular file")
     if status.st_nlink > 1:
-        raise LedgerError(f"{path} has a second name (a hard link); remove that name")
+        raise LedgerError(f"{path} has a second hard link; remove that link")
     if status.st_size == 0:
         raise LedgerError(
             f"{path} is empty: if `ledger init` was interrupted, delete the file and run it again; "
@@ -361,7 +307,7 @@ def _durable(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA fullfsync=ON")  # macOS: flush the disk's cache too
     if mode != "wal" or connection.execute("PRAGMA synchronous").fetchone()[0] != 2:
-        raise LedgerError(f"{path}: no write-ahead log on this file system; use a local disk")
+        raise LedgerError(f"{path}: this file system has no write-ahead log; use a local disk")
 
 
 def _create_file(path: Path) -> None:
@@ -374,13 +320,10 @@ def _fill(path: Path, header: Header) -> None:
     try:
         _durable(connection, path)
         connection.execute("BEGIN IMMEDIATE")
-        for statement in _SCHEMA:
-            connection.execute(statement)
-        connection.execute(f"PRAGMA application_id={_APPLICATION}")
-        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        create_tables(connection)
         budget = header.budget
         connection.execute(
-            "INSERT INTO header VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO header VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 header.ledger_id,
                 header.dataset_id,
@@ -390,6 +333,7 @@ def _fill(path: Path, header: Header) -> None:
                 header.created,
                 header.software,
                 header.digest(),
+                header.unit,
             ),
         )
         connection.execute("COMMIT")

@@ -113,9 +113,9 @@ class Witness:
             raise LedgerError(f"{self.path} belongs to another ledger ({seen.ledger_id})")
         if seen.seq > history.seq or history.hashes[seen.seq] != seen.hash:
             raise LedgerError(
-                f"the ledger went back in time: its witness has recorded {seen.seq} events, the "
-                f"database has {min(seen.seq, history.seq)} of them. An old copy was restored, or "
-                "the write-ahead log (-wal) was lost, so the amount spent is unknown; restore the "
+                f"the ledger lost events: its witness has recorded {seen.seq} events, the database "
+                f"has {min(seen.seq, history.seq)} of them. An old copy was restored, or the "
+                "write-ahead log (-wal) was lost, so the amount spent is unknown; restore the "
                 "latest ledger, its -wal file and its witness together"
             )
 

@@ -5,8 +5,8 @@ A step of `FastGradients`:
 1. `network` runs a copy of the model and records the input of each layer.
 2. `loss_gradients` computes the gradient of each record's loss at the model's outputs.
 3. One backward pass gives the gradient at each layer's output, and no gradient of a weight.
-4. From input and output gradient, the layer's rule (`layer_rules`, `convolution`) makes `pieces`:
-   per-record gradients in the cheapest form (`cost_model`), with their norms and weighted sums.
+4. From input and output gradient, the layer's rule makes `pieces`: per-record gradients in the
+   cheapest form (`cost_model`), with their norms and weighted sums.
 
 | file | contents |
 |---|---|
@@ -16,18 +16,23 @@ A step of `FastGradients`:
 | `network`, `rewrites` | the engine's copy of a model, and how it is made faster |
 | `loss_gradients` | gradients of the loss |
 | `layer_interface` | what a layer rule is |
-| `layer_rules` | the rules of all layers but convolutions, and the table of all rules |
+| `layer_rules` | the rules of linear layers and embeddings, and the table of all rules |
+| `norm_rules`, `attention`, `recurrent`, `volume_convolution` | more rules |
 | `convolution`, `patch_products` | the rule of convolutions, and its products |
+| `shared_values`, `shared_functions` | parameters outside of layers: tokens, tables, scales |
+| `reference_layer` | a submodule that `torch.func` differentiates |
+| `record_axes` | on which axis of a tensor the records lie |
+| `record_separation` | checks that a model keeps its records apart and that the rules apply |
 | `pieces` | per-record gradients, their norms and sums |
 | `cost_model` | which form of gradients is cheapest |
-| `record_separation` | checks that a model keeps its records apart |
 | `padded_linear` | linear layers on padded memory |
 
-`FastGradients` uses the reference engine, `FunctionalGradients`, for a model that mixes records,
-uses a parameter outside of its layer or has a layer without a rule.
+A submodule whose parameters are used in a way that torch does not report runs as a
+`ReferenceLayer`. `FastGradients` uses the reference engine, `FunctionalGradients`, only for a model
+that mixes records or cannot be copied.
 
-A new layer rule is a subclass of `LayerRule` and an entry of `layer_rules.LAYER_RULES`. The tests
-compare every rule with one backward pass for each record.
+A new layer rule is a subclass of `LayerRule` or `CompositeRule` and an entry of
+`layer_rules.LAYER_RULES`. The tests compare every rule with one backward pass for each record.
 """
 
 from __future__ import annotations

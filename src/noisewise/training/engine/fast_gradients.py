@@ -4,27 +4,44 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
+from noisewise.training.engine.cleared_rows import clear_rows, without_rows
 from noisewise.training.engine.layer_interface import LayerOptions, NotCoveredError
 from noisewise.training.engine.loss_gradients import LossGradients
 from noisewise.training.engine.network import Network, Use
 from noisewise.training.engine.patch_products import PatchProducts
 from noisewise.training.engine.pieces import Parts, combined
-from noisewise.training.engine.record_separation import check_records_stay_apart
+from noisewise.training.engine.record_separation import (
+    PROBE_RECORDS,
+    check_outputs_agree,
+    check_records_stay_apart,
+)
 from noisewise.training.gradients import (
     FunctionalGradients,
     GradientEngine,
     Loss,
     clip_factors,
 )
-from noisewise.training.parameters import ParameterLayout, check_model
+from noisewise.training.input_checks import check_inputs
+from noisewise.training.inputs import Inputs, call_arguments, form_of, output_of
+from noisewise.training.parameters import ParameterLayout, check_model, check_no_autocast
+from noisewise.training.synthetic_records import (
+    RecordForm,
+    Records,
+    first_records,
+    synthetic_inputs,
+)
+from noisewise.training.torch_random import torch_seed
 
-__all__ = ["FastGradients", "reference_engine"]
+__all__ = ["FastGradients", "warn_about_reference"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +50,8 @@ _FLOOR = 2.0**-30
 256 records' terms at up to 8 positions each is then below 2^-17 c, whatever the terms are."""
 
 
+_TIMED_RECORDS = 8
+_TIMINGS = 2
 _BLOCK_BYTES = 31 * 2**20
 
 
@@ -47,11 +66,27 @@ def _keep_freed_memory() -> None:
     torch.empty(_BLOCK_BYTES, dtype=torch.uint8)
 
 
-def reference_engine(model: nn.Module, loss: Loss, reason: str) -> FunctionalGradients:
-    """The reference engine for a model that the layer rules do not cover, with a warning."""
-    text = "per-record gradients of %s by torch.func, which is slower: %s"
-    _log.warning(text, type(model).__name__, reason)
-    return FunctionalGradients(model, loss)
+def warn_about_reference(
+    engine: FunctionalGradients, model: nn.Module, reason: str, theta: Tensor, records: Records
+) -> None:
+    """Log why the reference engine is used, and how slow it is on a few records."""
+    inputs, targets = first_records(records, _TIMED_RECORDS)
+    private = partial(engine.clipped_sum, theta, inputs, targets, 1.0)
+    plain = partial(engine.batch_gradient, theta, inputs, targets)
+    with torch_seed(0, theta.device):
+        times = [_seconds(step) for step in (private, plain) if step() is not None]
+    text = "per-record gradients of %s by torch.func, %.0f times as slow as SGD: %s"
+    ratio = max(1.0, times[0] / max(times[1], 1e-9))
+    _log.warning(text, type(model).__name__, ratio, reason)
+
+
+def _seconds(step: Callable[[], object]) -> float:
+    times = []
+    for _ in range(_TIMINGS):
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 class FastGradients(GradientEngine):
@@ -69,6 +104,7 @@ class FastGradients(GradientEngine):
 
     Attributes:
         fallback_reason: why `FunctionalGradients` is used; None if it is not.
+        by_reference: names of the submodules that `torch.func` differentiates.
 
     Raises:
         UnsupportedModelError: the model has BatchNorm.
@@ -81,6 +117,7 @@ class FastGradients(GradientEngine):
         self._options = LayerOptions(padded=padded)
         self.layout = ParameterLayout.of(model)
         self.fallback_reason: str | None = None
+        self.by_reference: tuple[str, ...] = ()
         self._model, self._loss = model, loss
         self._loss_gradients = LossGradients(loss)
         self._sizes = list(self.layout.sizes)
@@ -91,84 +128,145 @@ class FastGradients(GradientEngine):
     def add_clipped_sum(
         self,
         theta: Tensor,
-        inputs: Tensor,
+        inputs: Inputs,
         targets: Tensor,
         clip_norm: float | None,
         total: Tensor,
     ) -> None:
         """See `GradientEngine`."""
-        if inputs.shape[0] == 0:
+        check_no_autocast(theta.device)
+        if len(targets) == 0:
             return
+        if self._network is None:
+            check_inputs(inputs)
         if self._reference is None:
             try:
-                self.add_rows(theta, inputs, targets, clip_norm, total, len(inputs))
+                self.add_rows(theta, inputs, targets, clip_norm, total, len(targets))
                 return
             except NotCoveredError as reason:
-                self._fall_back(str(reason))
+                self._fall_back(str(reason), theta, (inputs, targets))
         assert self._reference is not None
         self._reference.add_clipped_sum(theta, inputs, targets, clip_norm, total)
 
-    def _fall_back(self, reason: str) -> None:
+    def _fall_back(self, reason: str, theta: Tensor, records: Records) -> None:
         self.fallback_reason = reason
         self._network = None
-        self._reference = reference_engine(self._model, self._loss, reason)
+        self._reference = FunctionalGradients(self._model, self._loss)
+        warn_about_reference(self._reference, self._model, reason, theta, records)
 
-    def _network_like(self, theta: Tensor, inputs: Tensor) -> Network:
+    def _network_like(self, theta: Tensor, inputs: Inputs, targets: Tensor) -> Network:
         network = self._network
         if network is not None and (network.dtype, network.device) == (theta.dtype, theta.device):
+            if not network.axes.knows(form_of(inputs)):
+                self._check(network, theta, RecordForm.of(inputs, targets))
             return network
-        try:
-            network = Network(self._model, self.layout, theta, self._options)
-            check_records_stay_apart(network, inputs)
-        except RuntimeError:  # the model calls view(), which needs the default layout
-            options = replace(self._options, channels_last=False)
-            network = Network(self._model, self.layout, theta, options)
-            check_records_stay_apart(network, inputs)
-        self._network = network
-        return network
+        form, by_reference = RecordForm.of(inputs, targets), list[str]()
+        while True:
+            try:
+                self._network = self._built(theta, form, by_reference)
+                break
+            except NotCoveredError as reason:
+                by_reference = _wider(by_reference, reason)
+        if by_reference:
+            text = "per-record gradients of '%s' in %s by torch.func, which is slower"
+            _log.warning(text, "', '".join(by_reference), type(self._model).__name__)
+        self.by_reference = tuple(by_reference)
+        return self._network
 
-    def prepare(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> None:
-        """Choose memory layout, layer rules and loss method on public records; see `RowEngine`."""
+    def _built(self, theta: Tensor, form: RecordForm, by_reference: list[str]) -> Network:
+        """A checked network; NotCoveredError if only the engine's copy of the model fails."""
+        try:
+            # a model that calls view() needs the default layout
+            for options in (self._options, replace(self._options, channels_last=False)):
+                try:
+                    network = Network(self._model, self.layout, theta, options, by_reference)
+                    self._check(network, theta, form)
+                    return network
+                except RuntimeError as error:
+                    failure: Exception = error
+        except (TypeError, ValueError, AttributeError, IndexError, AssertionError) as error:
+            failure = error
+        with torch.no_grad(), torch_seed(0, theta.device):
+            synthetic_inputs(form, 2, self._model, self._outputs_of(theta), theta.device)
+        raise NotCoveredError(f"the layer rules cannot run the model ({failure})") from failure
+
+    def _outputs_of(self, theta: Tensor) -> Callable[[Inputs], Tensor]:
+        """The model itself, at theta."""
+        parameters = self.layout.unflatten(theta)
+        copies = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+
+        def run(inputs: Inputs) -> Tensor:
+            arguments = call_arguments(inputs)
+            return output_of(functional_call(self._model, {**parameters, **copies}, *arguments))
+
+        return run
+
+    def _check(self, network: Network, theta: Tensor, form: RecordForm) -> None:
+        """Find out on synthetic records where the records are, and that the rules apply."""
+        network.load(theta)
+        with network.axes.trial(), torch_seed(0, theta.device):
+            probe = synthetic_inputs(form, PROBE_RECORDS, self._model, network, theta.device)
+        check_records_stay_apart(network, probe)
+        network.load(theta)
+        check_outputs_agree(network, self._outputs_of(theta), probe)
+
+    def prepare(self, theta: Tensor, inputs: Inputs, targets: Tensor) -> None:
+        """Choose memory layout, layer rules and methods on public records; see `RowEngine`."""
         self._floor = _FLOOR
-        network = self._network_like(theta, inputs)
+        network = self._network_like(theta, inputs, targets)
         network.load(theta)
         with torch.no_grad():
             self._loss_gradients.fix(network(inputs).detach(), targets)
-        network.uses.clear()
+        uses = self._backward(network, inputs, targets, len(targets))
+        with torch.no_grad():
+            for use, g in uses:
+                for _ in use.pieces(g):
+                    pass
+        network.fix_methods()
 
-    def passes(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> list[Tensor]:
-        """See `RowEngine`."""
-        network = self._network_like(theta, inputs)
-        network.load(theta)
-        uses = self._backward(network, inputs, targets, len(inputs))
-        return [tensor for use, g in uses for tensor in (use.kept, g)]
+    @property
+    def network(self) -> Network | None:
+        """The engine's copy of the model; None before the first batch or without rules."""
+        return self._network
 
-    def evidence(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> list[Tensor]:
-        """See `RowEngine`."""
-        network = self._network_like(theta, inputs)
+    def layer_uses(
+        self, theta: Tensor, inputs: Inputs, targets: Tensor
+    ) -> list[tuple[Use, Tensor]]:
+        """Each use of parameters in a pass with the gradient at its output, records first."""
+        network = self._network_like(theta, inputs, targets)
         network.load(theta)
-        uses = self._backward(network, inputs, targets, len(inputs))
+        return self._backward(network, inputs, targets, len(targets))
+
+    def passes(self, theta: Tensor, inputs: Inputs, targets: Tensor) -> list[Tensor]:
+        """See `RowEngine`."""
+        uses = self.layer_uses(theta, inputs, targets)
+        return [tensor for use, g in uses for tensor in (*use.kept, g)]
+
+    def evidence(self, theta: Tensor, inputs: Inputs, targets: Tensor) -> list[Tensor]:
+        """See `RowEngine`."""
+        uses = self.layer_uses(theta, inputs, targets)
         if not uses:
             return []
         with torch.no_grad():
-            pieces = combined([piece for use, g in uses for piece in use.gradients(use.kept, g)])
+            pieces = combined([piece for use, g in uses for piece in use.pieces(g)])
             norms, _ = _clipped(uses, 1.0, self._floor)
             return [norms, *(tensor for piece in pieces for tensor in piece.evidence())]
 
     def add_rows(
         self,
         theta: Tensor,
-        inputs: Tensor,
+        inputs: Inputs,
         targets: Tensor,
         clip_norm: float | None,
         total: Tensor,
         used: int,
     ) -> None:
         """See `RowEngine`."""
-        network = self._network_like(theta, inputs)
+        network = self._network_like(theta, inputs, targets)
         network.load(theta)
         parts = torch.split_with_sizes(total, self._sizes)
-        if clip_norm is None and self._add_unclipped(network, inputs, targets, parts):
+        is_plain = clip_norm is None and used == len(targets) and not network.has_cuts
+        if is_plain and self._add_unclipped(network, inputs, targets, parts):
             return
         uses = self._backward(network, inputs, targets, used)
         if not uses:
@@ -177,24 +275,25 @@ class FastGradients(GradientEngine):
             norms, add = _clipped(uses, clip_norm, self._floor)
             if not math.isfinite(float(norms.sum())):
                 bad = (~torch.isfinite(norms)).nonzero()[:, 0]
-                cleared = [(use.without(bad), g.index_fill(0, bad, 0.0)) for use, g in uses]
-                _, add = _clipped(cleared, clip_norm, self._floor)
+                cleared = [(use.without(bad), without_rows(g, bad)) for use, g in uses]
+                with clear_rows(bad):
+                    _, add = _clipped(cleared, clip_norm, self._floor)
             add(parts)
 
     def _backward(
-        self, network: Network, inputs: Tensor, targets: Tensor, used: int
+        self, network: Network, inputs: Inputs, targets: Tensor, used: int
     ) -> list[tuple[Use, Tensor]]:
         """Each use of a layer with the gradient at its output; 0 in the rows from ``used`` on."""
         with torch.enable_grad():
             outputs = network(inputs)
         with torch.no_grad():
             weights = self._loss_gradients(outputs.detach(), targets)
-            if used < len(inputs):
+            if used < len(targets):
                 weights[used:] = 0.0
             return network.output_gradients(outputs, weights)
 
     def _add_unclipped(
-        self, network: Network, inputs: Tensor, targets: Tensor, parts: Parts
+        self, network: Network, inputs: Inputs, targets: Tensor, parts: Parts
     ) -> bool:
         """Add the gradients without clipping, by ordinary backpropagation, if all are finite."""
         with torch.enable_grad():
@@ -212,11 +311,25 @@ class FastGradients(GradientEngine):
         return True
 
 
+def _wider(by_reference: list[str], reason: NotCoveredError) -> list[str]:
+    """The submodules to compute by reference after a failure: the layer of the error as well.
+
+    Raises:
+        NotCoveredError: the whole model must be computed by reference.
+    """
+    layer = reason.layer
+    while layer and layer in by_reference:
+        layer = layer.rpartition(".")[0]
+    if not layer:
+        raise reason
+    return [*(name for name in by_reference if not name.startswith(layer + ".")), layer]
+
+
 def _clipped(
     uses: list[tuple[Use, Tensor]], clip_norm: float | None, floor: float
 ) -> tuple[Tensor, Callable[[Parts], None]]:
     """Squared norms [b] over all parameters, and a function that adds the clipped gradients."""
-    pieces = combined([piece for use, g in uses for piece in use.gradients(use.kept, g)])
+    pieces = combined([piece for use, g in uses for piece in use.pieces(g)])
     streamed = max(
         (piece for piece in pieces if isinstance(piece, PatchProducts)),
         key=lambda piece: piece.size,

@@ -22,29 +22,34 @@ from noisewise.training.batch_size_check import (
     RowRunner,
     check_batch_sizes,
 )
-from noisewise.training.engine.fast_gradients import reference_engine
+from noisewise.training.engine.fast_gradients import warn_about_reference
 from noisewise.training.engine.layer_interface import NotCoveredError
 from noisewise.training.engine.linear_model import fast_engine
-from noisewise.training.gradients import GradientEngine, Loss
+from noisewise.training.gradients import (
+    CLIP_MARGIN,
+    FunctionalGradients,
+    GradientEngine,
+    Loss,
+)
+from noisewise.training.inputs import Inputs
 from noisewise.training.isolated_batches import IsolatedBatches
 from noisewise.training.operation_trace import TRACED_RECORDS
-from noisewise.training.parameters import ParameterLayout, check_model
-from noisewise.training.synthetic_records import RecordForm, random_parameters, synthetic_records
+from noisewise.training.parameters import ParameterLayout, check_model, check_no_autocast
+from noisewise.training.synthetic_records import (
+    RecordForm,
+    Records,
+    first_records,
+    random_parameters,
+    synthetic_records,
+)
 from noisewise.training.torch_random import torch_seed
 
-__all__ = ["CLIP_MARGIN", "IsolatedGradients", "RowEngine"]
+__all__ = ["IsolatedGradients", "RowEngine"]
 
 _log = logging.getLogger(__name__)
 
-CLIP_MARGIN = 2.0**-17
-"""Contributions are clipped at c (1 - 2^-17).
-
-The rest of c covers the rounding of float64 norms and sums in any order: with u = 2^-53, the norm
-of n values has a relative error of at most n u, and a sum of B contributions an error of at most
-u B^2 / 2 times c. For n = 1e9 and two sums of B = 250,000 the total is below 2^-17 c.
-"""
-
 _EVIDENCE_BYTES = 1 << 31
+_REFERENCE_BYTES = 1 << 28
 _ALIGNED = 64  # bytes, like tensors that torch allocates
 
 
@@ -53,7 +58,7 @@ class RowEngine(RowRunner, Protocol):
 
     layout: ParameterLayout
 
-    def prepare(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> None:
+    def prepare(self, theta: Tensor, inputs: Inputs, targets: Tensor) -> None:
         """Make every decision on these public records; later records cannot change them.
 
         Raises:
@@ -64,7 +69,7 @@ class RowEngine(RowRunner, Protocol):
     def add_rows(
         self,
         theta: Tensor,
-        inputs: Tensor,
+        inputs: Inputs,
         targets: Tensor,
         clip_norm: float | None,
         total: Tensor,
@@ -126,20 +131,20 @@ class IsolatedGradients(GradientEngine):
     def add_clipped_sum(
         self,
         theta: Tensor,
-        inputs: Tensor,
+        inputs: Inputs,
         targets: Tensor,
         clip_norm: float | None,
         total: Tensor,
     ) -> None:
         """See `GradientEngine`."""
+        check_no_autocast(theta.device)
         if theta.shape != (self._size,):
             self.layout.unflatten(theta)  # raises the error that names the shapes
         if theta.data_ptr() % _ALIGNED:
             theta = theta.clone()
         prepared = self._prepared(theta, RecordForm.of(inputs, targets))
-        if clip_norm is None:  # training without privacy
-            if len(inputs):
-                prepared.engine.add_rows(theta, inputs, targets, None, total, len(inputs))
+        if clip_norm is None:  # the sum for one person, or training without privacy
+            self._add_plain_sum(prepared, theta, (inputs, targets), total)
             return
         limit = clip_norm * (1.0 - CLIP_MARGIN)
         prepared.batches.apply(
@@ -148,13 +153,28 @@ class IsolatedGradients(GradientEngine):
             lambda x, y, used: prepared.engine.add_rows(theta, x, y, limit, total, used),
         )
 
+    def _add_plain_sum(
+        self, prepared: _Prepared, theta: Tensor, records: Records, total: Tensor
+    ) -> None:
+        """Add gradients that are not clipped, all in one batch; it may have any size."""
+        inputs, targets = records
+        if len(targets) == 0:
+            return
+
+        def run(x: Inputs, y: Tensor, used: int) -> None:
+            prepared.engine.add_rows(theta, x, y, None, total, used)
+
+        try:
+            run(inputs, targets, len(targets))
+        except Exception:
+            prepared.batches.one_by_one(inputs, targets, run)
+
     def _prepared(self, theta: Tensor, form: RecordForm) -> _Prepared:
         key = (
             form,
             theta.dtype,
             theta.device,
             torch.get_num_threads(),
-            torch.is_autocast_enabled(theta.device.type),
         )
         if key not in self._by_form:
             with torch_seed(0, theta.device):  # a model's dropout draws from torch's generator
@@ -183,19 +203,20 @@ class IsolatedGradients(GradientEngine):
             engine = fast_engine(self._model, self._loss, padded=padded)
             records = self._accepted(engine, thetas[0], form, count)
         except NotCoveredError as reason:
-            engine = reference_engine(self._model, self._loss, str(reason))
+            engine = FunctionalGradients(self._model, self._loss)
+            largest = min(largest, max(4, _REFERENCE_BYTES // (4 * self.layout.size)))
             records = self._accepted(engine, thetas[0], form, count)
+            warn_about_reference(engine, self._model, str(reason), thetas[0], records)
         about = repr((type(engine).__name__, padded, form, self.layout, theta.dtype, theta.device))
         check = check_batch_sizes(engine, thetas, records, largest, about)
-        return _Prepared(engine, IsolatedBatches(check, (records[0][:1], records[1][:1])))
+        return _Prepared(engine, IsolatedBatches(check, first_records(records, 1)))
 
-    def _accepted(
-        self, engine: RowEngine, theta: Tensor, form: RecordForm, count: int
-    ) -> tuple[Tensor, Tensor]:
+    def _accepted(self, engine: RowEngine, theta: Tensor, form: RecordForm, count: int) -> Records:
         """Prepare the engine on synthetic records that it accepts, and return them."""
 
-        def works(inputs: Tensor, targets: Tensor) -> None:
-            engine.prepare(theta, inputs[:4], targets[:4])
-            engine.passes(theta, inputs[:4], targets[:4])
+        def works(inputs: Inputs, targets: Tensor) -> None:
+            few = first_records((inputs, targets), 4)
+            engine.prepare(theta, *few)
+            engine.passes(theta, *few)
 
         return synthetic_records(form, count, self._model, works, theta.device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from noisewise.training.engine.fast_gradients import FastGradients
 from noisewise.training.engine.loss_gradients import is_cross_entropy
 from noisewise.training.engine.padded_linear import padded_linear
 from noisewise.training.gradients import Loss, clip_factors
+from noisewise.training.inputs import Inputs
 
 __all__ = ["LinearGradients", "SingleLayer", "fast_engine", "is_linear", "single_layer"]
 
@@ -88,22 +90,22 @@ class LinearGradients(FastGradients):
 
     _prepared = False
 
-    def prepare(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> None:
+    def prepare(self, theta: Tensor, inputs: Inputs, targets: Tensor) -> None:
         """See `RowEngine`."""
         self._prepared = True
-        if not self._is_plain(theta, inputs, targets):
+        if not self._is_plain(inputs, theta, targets):
             super().prepare(theta, inputs, targets)
 
-    def passes(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+    def passes(self, theta: Tensor, inputs: Inputs, targets: Tensor) -> list[Tensor]:
         """See `RowEngine`."""
-        if not self._is_plain(theta, inputs, targets):
+        if not self._is_plain(inputs, theta, targets):
             return super().passes(theta, inputs, targets)
         with torch.no_grad():
             return [self._slopes(theta, inputs.flatten(1), targets)]
 
-    def evidence(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+    def evidence(self, theta: Tensor, inputs: Inputs, targets: Tensor) -> list[Tensor]:
         """See `RowEngine`."""
-        if not self._is_plain(theta, inputs, targets):
+        if not self._is_plain(inputs, theta, targets):
             return super().evidence(theta, inputs, targets)
         [slopes] = self.passes(theta, inputs, targets)
         return [slopes, _squared_norms(slopes.double(), inputs.flatten(1).double())]
@@ -111,14 +113,14 @@ class LinearGradients(FastGradients):
     def add_rows(
         self,
         theta: Tensor,
-        inputs: Tensor,
+        inputs: Inputs,
         targets: Tensor,
         clip_norm: float | None,
         total: Tensor,
         used: int,
     ) -> None:
         """See `RowEngine`."""
-        if not self._is_plain(theta, inputs, targets):
+        if not self._is_plain(inputs, theta, targets):
             super().add_rows(theta, inputs, targets, clip_norm, total, used)
             return
         k, d = self.layout.shapes[0]
@@ -141,10 +143,11 @@ class LinearGradients(FastGradients):
             total[: k * d].view(k, d).addmm_(g.t(), wide)
             total[k * d :] += g.sum(0)
 
-    def _is_plain(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> bool:
+    def _is_plain(self, inputs: Inputs, theta: Tensor, targets: Tensor) -> TypeGuard[Tensor]:
         """Whether the closed form covers the batch; depends on shapes and types alone."""
         return (
-            inputs[0].numel() == self.layout.shapes[0][1]
+            isinstance(inputs, Tensor)
+            and inputs[0].numel() == self.layout.shapes[0][1]
             and targets.dim() == 1
             and not targets.is_floating_point()
             and inputs.dtype == theta.dtype

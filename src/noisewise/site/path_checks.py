@@ -1,0 +1,99 @@
+"""Who can change a path: the findings of a vault's checks about owners and modes."""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Finding", "chmod", "fault_of", "members", "only_ours_to_write", "user_name"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        subject: what was checked.
+        fault: what is wrong; empty if nothing is.
+        remedy: what to do about it, or about the warning.
+        warning: what the vault starts with all the same, or what cannot be checked.
+    """
+
+    subject: str
+    fault: str = ""
+    remedy: str = ""
+    warning: str = ""
+
+
+def user_name(uid: int) -> str:
+    """Name of an account; its number if it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def only_ours_to_write(path: Path, name: str) -> Finding:
+    """Only root and this account can change the path, or any folder above it."""
+    subject = f"{name}: who can change {path}"
+    real = path.resolve()
+    if path.absolute() != real:
+        return Finding(subject, "a part of it is a symbolic link, or ..", f"use {real} instead")
+    missing = False
+    for place in (real, *real.parents):
+        try:
+            found = os.lstat(place)
+        except (FileNotFoundError, NotADirectoryError):
+            missing = True
+            continue
+        except OSError as error:
+            return Finding(subject, f"{place}: {error.strerror}", "correct the path")
+        mode = stat.S_IMODE(found.st_mode)
+        if missing and mode & stat.S_ISVTX and mode & 0o022:
+            fault = f"is missing, and other accounts can create it in {place}"
+            return Finding(subject, fault, f"install -d -m 0700 {real}, or remove its name")
+        is_shared = place != real and mode & stat.S_ISVTX and found.st_uid == 0
+        # as /tmp: others cannot rename or remove what is not theirs
+        found_fault = None if is_shared else fault_of(place, found.st_uid, mode, found.st_gid)
+        if found_fault is not None:
+            return Finding(subject, *found_fault)
+        missing = False
+    return Finding(subject)
+
+
+def fault_of(
+    place: Path,
+    owner: int,
+    mode: int,
+    group: int,
+    members_of: Callable[[int], list[str]] | None = None,
+) -> tuple[str, str] | None:
+    """Fault and remedy of one file or folder, from its owner, mode and group."""
+    if owner not in (0, os.geteuid()):
+        return f"{place} belongs to {user_name(owner)}", f"chown root {place}"
+    if mode & stat.S_IWOTH:
+        return f"{place} is writable by all accounts", chmod(mode & ~0o022, place)
+    if mode & stat.S_IWGRP and "system.posix_acl_access" in os.listxattr(place):
+        return f"{place} has an access list that lets others write", f"setfacl --remove-all {place}"
+    if mode & stat.S_IWGRP and (others := (members_of or members)(group)):
+        return f"{place} is writable by {', '.join(others[:3])}", chmod(mode & ~0o022, place)
+    return None
+
+
+def members(gid: int) -> list[str]:
+    """Accounts in a group, except root and this account."""
+    names = {one.pw_name for one in pwd.getpwall() if one.pw_gid == gid}
+    with contextlib.suppress(KeyError):
+        names |= set(grp.getgrgid(gid).gr_mem)
+    return sorted(names - {"root", user_name(os.geteuid())})
+
+
+def chmod(mode: int, path: Path) -> str:
+    """A remedy."""
+    return f"chmod {mode:04o} {path}"
