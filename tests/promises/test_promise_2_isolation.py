@@ -13,7 +13,7 @@ from hostile_models import MODELS, SEQUENCE, VECTOR, Packed, made
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from noisewise.federation.hostile_audit import hostile_search, largest_change
+from noisewise.federation.hostile_audit import HostileResult, hostile_search, largest_change
 from noisewise.training import (
     IsolatedGradients,
     ParameterLayout,
@@ -62,11 +62,22 @@ def test_no_parameters_let_one_record_move_a_sum_by_more_than_c(name: str) -> No
     assert found.ratio > 0.5  # the sums did change
 
 
+def search_until_broken(
+    model: nn.Module, form: RecordForm, engine: GradientEngine | None = None
+) -> HostileResult:
+    """Search with more seeds, as a busy machine needs, until one record changes a sum by 1.2 c."""
+    found = hostile_search(model, cross_entropy, form, engine=engine, seconds=4)
+    for seed in range(1, 20):
+        if found.ratio > 1.2:
+            break
+        found = hostile_search(model, cross_entropy, form, engine=engine, seconds=4, seed=seed)
+    return found
+
+
 @pytest.mark.parametrize("name", ["mlp", "sigmoid"])
 def test_the_search_breaks_an_engine_that_does_not_isolate(name: str) -> None:
     model, form = made(name)
-    engine = make_any_engine(model, cross_entropy, isolate=False)
-    found = hostile_search(model, cross_entropy, form, engine=engine, seconds=4)
+    found = search_until_broken(model, form, make_any_engine(model, cross_entropy, isolate=False))
     assert found.violated
     assert found.ratio > 1.2
 
@@ -81,7 +92,7 @@ def test_the_search_breaks_a_self_check_that_accepts_anything(
         lambda *args: BatchSizeCheck(sizes),
     )
     model, form = made("mlp")
-    assert hostile_search(model, cross_entropy, form, seconds=4).ratio > 1.2
+    assert search_until_broken(model, form).ratio > 1.2
 
 
 def proportional_rows(model: nn.Module, seed: int, head: tuple[float, int]) -> Tensor:

@@ -319,7 +319,7 @@ def test_in_a_browser_while_a_run_goes_on_is_killed_and_finishes(
 
             runs[0].kill()
             runs[0].wait()
-            wait_for(lambda: state().startswith("Stopped"), "a killed run", 20)
+            wait_for(lambda: state().startswith("Stopped"), "a killed run")
             assert "No progress since" in state()
             done = int(state().split(" rounds")[0].split()[-3])
             assert 0 < done < 10_000
@@ -329,8 +329,10 @@ def test_in_a_browser_while_a_run_goes_on_is_killed_and_finishes(
             for name in ("runs", "planned.json", "config.toml"):
                 (folder / name).rename(tmp_path / f"old-{name}")
             shutil.copytree(compared, folder, dirs_exist_ok=True)
-            wait_for(lambda: state().startswith("Finished"), "a finished run", 30)
-            assert "4 of 4 rounds, 2 of 2 runs ended" in state()
+            all_ended = "4 of 4 rounds, 2 of 2 runs ended"  # a part of them before all are copied
+            wait_for(
+                lambda: state().startswith("Finished") and all_ended in state(), "a finished run"
+            )
             outside = [url for url in browser.requests() if not url.startswith((address, "data:"))]
             assert outside == []
             assert browser.complaints() == []
@@ -338,7 +340,7 @@ def test_in_a_browser_while_a_run_goes_on_is_killed_and_finishes(
             watch.send_signal(signal.SIGINT)
             assert watch.wait(timeout=60) == 0
             lost = "document.getElementById('lost').hidden"
-            wait_for(lambda: browser.evaluate(lost) is False, "the page says that watch ended", 20)
+            wait_for(lambda: browser.evaluate(lost) is False, "the page says that watch ended")
     finally:
         for process in (watch, *runs):
             if process.poll() is None:
