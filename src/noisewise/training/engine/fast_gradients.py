@@ -19,6 +19,7 @@ from noisewise.training.engine.loss_gradients import LossGradients
 from noisewise.training.engine.network import Network, Use
 from noisewise.training.engine.patch_products import PatchProducts
 from noisewise.training.engine.pieces import Parts, combined
+from noisewise.training.engine.record_axes import PROBE_SIZES
 from noisewise.training.engine.record_separation import (
     PROBE_RECORDS,
     check_outputs_agree,
@@ -31,7 +32,7 @@ from noisewise.training.gradients import (
     clip_factors,
 )
 from noisewise.training.input_checks import check_inputs
-from noisewise.training.inputs import Inputs, call_arguments, form_of, output_of
+from noisewise.training.inputs import Inputs, call_arguments, form_of, output_of, select
 from noisewise.training.parameters import ParameterLayout, check_model, check_no_autocast
 from noisewise.training.synthetic_records import (
     RecordForm,
@@ -49,6 +50,12 @@ _FLOOR = 2.0**-30
 """See `Piece.squared_norms`: a term is scaled to at most 2^15 c. The rounding error of two sums of
 256 records' terms at up to 8 positions each is then below 2^-17 c, whatever the terms are."""
 
+
+_VALUES_AT_ONCE = 2**25
+"""Numbers that the passes and gradients of the records at the same time may have: about 200 MB."""
+
+_FEWEST_AT_ONCE = 32
+"""With fewer records at the same time, products are slower than those of one large batch."""
 
 _TIMED_RECORDS = 8
 _TIMINGS = 2
@@ -122,6 +129,7 @@ class FastGradients(GradientEngine):
         self._loss_gradients = LossGradients(loss)
         self._sizes = list(self.layout.sizes)
         self._floor = 0.0
+        self._at_once: dict[object, int] = {}
         self._network: Network | None = None
         self._reference: FunctionalGradients | None = None
 
@@ -141,7 +149,12 @@ class FastGradients(GradientEngine):
             check_inputs(inputs)
         if self._reference is None:
             try:
-                self.add_rows(theta, inputs, targets, clip_norm, total, len(targets))
+                self._network_like(theta, inputs, targets)
+                step = self._at_once[form_of(inputs)]
+                for start in range(0, len(targets), step):
+                    part = slice(start, start + step)
+                    x, y = select(inputs, part), targets[part]
+                    self.add_rows(theta, x, y, clip_norm, total, len(y))
                 return
             except NotCoveredError as reason:
                 self._fall_back(str(reason), theta, (inputs, targets))
@@ -209,6 +222,9 @@ class FastGradients(GradientEngine):
         check_records_stay_apart(network, probe)
         network.load(theta)
         check_outputs_agree(network, self._outputs_of(theta), probe)
+        with torch_seed(0, theta.device):
+            values = _values_of_a_record(network, probe)
+        self._at_once[form_of(probe)] = max(_FEWEST_AT_ONCE, _VALUES_AT_ONCE // values)
 
     def prepare(self, theta: Tensor, inputs: Inputs, targets: Tensor) -> None:
         """Choose memory layout, layer rules and methods on public records; see `RowEngine`."""
@@ -309,6 +325,19 @@ class FastGradients(GradientEngine):
         for part, gradient in pairs:
             part.add_(gradient.double())
         return True
+
+
+def _values_of_a_record(network: Network, probe: Inputs) -> int:
+    """How many numbers a pass keeps for each record, with the record's gradients."""
+    records = PROBE_SIZES[0][0]
+    with torch.enable_grad():
+        outputs = network(select(probe, slice(records)))
+    with torch.no_grad():
+        uses = network.output_gradients(outputs, torch.ones_like(outputs))
+        tensors = [tensor for use, g in uses for tensor in (*use.kept, g)]
+        for piece in combined([piece for use, g in uses for piece in use.pieces(g)]):
+            tensors += piece.evidence()
+    return 1 + sum(tensor.numel() for tensor in tensors) // records
 
 
 def _wider(by_reference: list[str], reason: NotCoveredError) -> list[str]:
