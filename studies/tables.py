@@ -24,7 +24,8 @@ from numpy.typing import ArrayLike
 from noisewise.experiments.config import dump_config, load_config
 from noisewise.palette import MUTED
 from noisewise.paper.published import published_table
-from noisewise.report.chart import label_ends, method_styles, new_axes, save_figure
+from noisewise.report.chart import method_styles, new_axes, save_figure
+from noisewise.report.curves import label_ends
 from noisewise.storage import write_atomic
 
 ROOT = Path(__file__).parents[1]

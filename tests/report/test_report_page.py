@@ -20,9 +20,9 @@ from federation_helpers import small_run
 
 from noisewise.errors import InvalidValueError
 from noisewise.federation import RunResult, load_run
-from noisewise.report.chart import _apart
 from noisewise.report.citation import PAPER, PAPER_BIBTEX, software_bibtex
 from noisewise.report.comparison_report import charts_of, write_comparison, write_report
+from noisewise.report.curves import _apart
 from noisewise.report.figures import weights_chart
 from noisewise.report.page import Section, disclosure_table, final_table, render_page
 from noisewise.report.run_sets import RunSet, find_runs

@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from noisewise.palette import BLUE, INK, MUTED, ORANGE
 from noisewise.paper.grids import Grid
-from noisewise.report.chart import label_ends, method_styles, new_axes, plain_numbers
+from noisewise.report.chart import method_styles, new_axes, plain_numbers
+from noisewise.report.curves import label_ends
 
 __all__ = [
     "Line",

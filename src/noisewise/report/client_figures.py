@@ -14,12 +14,12 @@ from noisewise.report.chart import (
     Chart,
     Table,
     add_tips,
-    label_ends,
     marker_symbol,
     method_styles,
     new_axes,
     plain_numbers,
 )
+from noisewise.report.curves import label_ends
 from noisewise.report.tables import by_method
 
 __all__ = ["budget_chart", "estimate_chart", "fairness_chart"]

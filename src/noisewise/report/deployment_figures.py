@@ -9,7 +9,8 @@ from matplotlib.ticker import MaxNLocator
 
 from noisewise.federation.results import RunResult
 from noisewise.federation.round_record import RoundRecord
-from noisewise.report.chart import Chart, Table, add_tips, label_ends, method_styles, new_axes
+from noisewise.report.chart import Chart, Table, add_tips, method_styles, new_axes
+from noisewise.report.curves import label_ends
 
 __all__ = ["noised_accuracy_chart", "site_weights_chart"]
 

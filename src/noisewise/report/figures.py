@@ -22,12 +22,12 @@ from noisewise.report.chart import (
     Table,
     add_legend,
     add_tips,
-    label_ends,
     method_styles,
     new_axes,
     plain_numbers,
     text_width,
 )
+from noisewise.report.curves import label_ends
 from noisewise.report.tables import by_method, headings, method_rows
 
 __all__ = ["accuracy_chart", "mean_curves", "noise_chart", "weights_chart"]

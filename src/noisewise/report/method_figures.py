@@ -17,11 +17,11 @@ from noisewise.report.chart import (
     Table,
     add_legend,
     add_tips,
-    label_ends,
     method_styles,
     new_axes,
     plain_numbers,
 )
+from noisewise.report.curves import label_ends
 from noisewise.report.paired import best_method, paired_difference
 from noisewise.report.tables import by_method
 

@@ -19,10 +19,10 @@ from noisewise.report.chart import (
     Style,
     Table,
     add_tips,
-    label_ends,
     method_styles,
     style_axes,
 )
+from noisewise.report.curves import label_ends
 from noisewise.report.run_sets import RunSet, settings_text
 from noisewise.report.tables import MethodRow, headings, method_rows
 
