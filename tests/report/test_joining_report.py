@@ -28,9 +28,10 @@ def runs() -> list[RunResult]:
 
 
 def with_accuracy(run: RunResult, scores: Mapping[str, float], seed: int = 0) -> RunResult:
-    """The run with these final accuracies of its clients."""
+    """The run with these final accuracies of its clients, and equal weights."""
     facts = next(iter(run.clients.values()))
-    last = replace(run.rounds[-1], accuracy=dict(scores))
+    weights = dict.fromkeys(scores, 1 / len(scores))
+    last = replace(run.rounds[-1], accuracy=dict(scores), weights=weights)
     return replace(run, rounds=(last,), seed=seed, clients=dict.fromkeys(scores, facts))
 
 
@@ -58,7 +59,10 @@ def test_gains_and_their_errors_by_hand(runs: list[RunResult]) -> None:
         "with a model that they train alone (1 by more than two standard errors). The mean gain "
         "over all clients is +22.3 percentage points."
     )
-    assert joining.table.rows[0][3:] == ("25.0", "80.0", "+55.0 ± 5.0")
+    assert joining.table.headings[1:5] == ("records", "batch size", "epsilon", "weight [%]")
+    facts = made[0].clients["c"]
+    assert joining.table.rows[0][2] == str(facts["batch_size"])
+    assert joining.table.rows[0][4:] == ("33.33", "25.0", "80.0", "+55.0 ± 5.0")
     assert joining.method_table.rows == (("RobustHDP", "2 of 3", "+22.3", "-8.0", "+55.0"),)
 
 

@@ -8,11 +8,13 @@ import pytest
 from federation_helpers import small_run
 
 from noisewise.federation import RunResult
+from noisewise.federation.round_times import RoundTime
 from noisewise.report.method_figures import (
     epsilon_chart,
     loss_chart,
     paired_chart,
     participation_chart,
+    time_chart,
 )
 
 
@@ -73,3 +75,19 @@ def test_participation_counts_the_updates_used(runs: list[RunResult]) -> None:
     assert chart is not None
     n_clients = len(runs[0].clients)
     assert [row[1] for row in chart.values.rows] == [str(n_clients - 1), str(n_clients)]
+
+
+def test_the_time_of_a_round_is_its_mean_over_seeds(runs: list[RunResult]) -> None:
+    assert time_chart(runs, {}) is None
+    times = {
+        (run.method, run.seed): [
+            RoundTime(r.round, 10.0 * r.round, 10.0 * r.round + r.round + run.seed)
+            for r in run.rounds
+        ]
+        for run in runs
+        if run.method == "FedAvg"
+    }
+    chart = time_chart(runs, times)
+    assert chart is not None
+    assert chart.values.headings == ("round", "FedAvg")
+    assert chart.values.rows[0] == ("1", "1.5 (1 to 2)")

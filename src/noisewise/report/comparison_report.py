@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from noisewise.errors import InvalidValueError
 from noisewise.federation.results import RunResult
+from noisewise.federation.round_times import RoundTime
 from noisewise.report.cell_text import markdown_table, markdown_text, printable_run
 from noisewise.report.chart import Chart, fix_layout, save_figure
 from noisewise.report.client_figures import budget_chart, estimate_chart, fairness_chart
@@ -21,6 +22,7 @@ from noisewise.report.method_figures import (
     loss_chart,
     paired_chart,
     participation_chart,
+    time_chart,
 )
 from noisewise.report.page import Section, render_page
 from noisewise.report.page_summary import page_summary, verdict
@@ -36,13 +38,22 @@ __all__ = ["charts_of", "write_comparison", "write_report"]
 _MAKERS = (
     accuracy_chart, paired_chart, epsilon_chart, noise_chart, weights_chart, estimate_chart,
     budget_chart, fairness_chart, confusion_chart, loss_chart, participation_chart,
-    noised_accuracy_chart, site_weights_chart, joining_chart,
+    noised_accuracy_chart, site_weights_chart,
 )  # fmt: skip
 
 
-def charts_of(results: Sequence[RunResult]) -> tuple[Chart, ...]:
-    """Return every chart for which the runs have data."""
-    charts = [chart for make in _MAKERS if (chart := make(results)) is not None]
+def charts_of(
+    results: Sequence[RunResult],
+    times: Mapping[tuple[str, int], Sequence[RoundTime]] | None = None,
+) -> tuple[Chart, ...]:
+    """Return every chart for which the runs have data.
+
+    Args:
+        results: runs of one or more methods and seeds.
+        times: when the rounds took place, by (method, seed), if that was recorded.
+    """
+    makers = (*_MAKERS, lambda runs: time_chart(runs, times or {}), joining_chart)
+    charts = [chart for make in makers if (chart := make(results)) is not None]
     for chart in charts:
         fix_layout(chart.figure)
     return tuple(charts)
@@ -117,7 +128,7 @@ def write_report(
         )
         for one in sets
     ]
-    sections = [Section(one, charts_of(one.results)) for one in sets]
+    sections = [Section(one, charts_of(one.results, one.times)) for one in sets]
     single = len(sets) == 1
     written: list[Path] = []
     for section in sections if single or draw_parts else ():

@@ -28,7 +28,7 @@ from noisewise.report.chart import (
     text_width,
 )
 from noisewise.report.curves import label_ends
-from noisewise.report.tables import by_method, headings, method_rows
+from noisewise.report.tables import by_method, headings, mean_weights, method_rows
 
 __all__ = ["accuracy_chart", "mean_curves", "noise_chart", "weights_chart"]
 
@@ -207,14 +207,6 @@ def _name_points(
         )
 
 
-def _mean_weights(run: RunResult) -> dict[str, float]:
-    """Return each client's weight in percent, mean over rounds (0 if it did not take part)."""
-    return {
-        client: 100 * float(np.mean([r.weights.get(client, 0.0) for r in run.rounds]))
-        for client in run.clients
-    }
-
-
 def _own_budgets(results: Sequence[RunResult]) -> RunResult | None:
     """Return a run with known noise, if possible one in which clients use their own budgets."""
     with_noise = [
@@ -245,7 +237,7 @@ def _shared_weights(
     for method, runs in by_method(results).items():
         run = next((r for r in runs if r.seed == seed and r.rounds), None)
         if run is not None and run.guarantee is not None and not run.is_reference:
-            weights = _mean_weights(run)
+            weights = mean_weights(run)
             shared.setdefault(tuple(round(weights[c], 9) for c in order), []).append(method)
     return shared
 

@@ -16,7 +16,7 @@ from noisewise.federation.results import RunResult
 from noisewise.federation.task_info import MetricInfo, TaskInfo
 from noisewise.palette import GRID, INK, MUTED
 from noisewise.report.chart import Chart, Table, add_tips, method_styles, new_axes
-from noisewise.report.tables import by_method
+from noisewise.report.tables import by_method, mean_weights
 
 __all__ = ["ClientGain", "Joining", "does_joining_pay", "joining_chart"]
 
@@ -38,7 +38,9 @@ class ClientGain:
     Attributes:
         client: its id.
         n_examples: number of its training records.
+        batch_size: of its steps, expected.
         epsilon: of its budget.
+        weight: of its updates in the common model in percent, mean over rounds and seeds.
         alone: figure of its own model.
         common: figure of the common model on the same held-out records.
         alone_error: standard error over seeds; NaN for one seed.
@@ -49,7 +51,9 @@ class ClientGain:
 
     client: str
     n_examples: int
+    batch_size: int
     epsilon: float
+    weight: float
     alone: float
     common: float
     alone_error: float = math.nan
@@ -119,12 +123,15 @@ class Joining:
         """One row for each client, the largest gain first."""
         unit = f" [{self.metric.unit}]" if self.metric.unit else ""
         gain = f"gain [{self.unit}]" if self.unit else "gain"
-        headings = ("client", "records", "epsilon", f"alone{unit}", f"common{unit}", gain)
+        settings = ("records", "batch size", "epsilon", "weight [%]")
+        headings = ("client", *settings, f"alone{unit}", f"common{unit}", gain)
         rows = tuple(
             (
                 c.client,
                 f"{c.n_examples:,}",
+                f"{c.batch_size:,}",
                 f"{c.epsilon:.4g}",
+                f"{c.weight:.2f}",
                 self.number(c.alone),
                 self.number(c.common),
                 self.with_error(c.gain, c.gain_error, "+"),
@@ -190,6 +197,7 @@ def _gains(alone: Sequence[RunResult], common: Sequence[RunResult]) -> tuple[Cli
     pairs = [(run, by_seed[run.seed]) for run in alone if run.seed in by_seed]
     if not pairs:
         return ()
+    weights = [mean_weights(joint) for _, joint in pairs]
     rows = []
     for client, facts in pairs[0][0].clients.items():
         own, joint = (np.array([_figure(pair[side], client) for pair in pairs]) for side in (0, 1))
@@ -198,7 +206,8 @@ def _gains(alone: Sequence[RunResult], common: Sequence[RunResult]) -> tuple[Cli
         errors = (_standard_error(own), _standard_error(joint), _standard_error(joint - own))
         means = (float(own.mean()), float(joint.mean()))
         larger = alone[0].metric.larger_is_better
-        settings = (facts["n_examples"], facts["epsilon"])
+        weight = float(np.mean([joint_weights[client] for joint_weights in weights]))
+        settings = (facts["n_examples"], facts["batch_size"], facts["epsilon"], weight)
         rows.append(ClientGain(client, *settings, *means, *errors, larger))
     return tuple(sorted(rows, key=lambda row: (-row.gain, row.client)))
 

@@ -1,9 +1,9 @@
-"""Charts that compare methods: against epsilon, seed by seed, train loss, and participation."""
+"""Charts that compare methods: against epsilon, seed by seed, loss, participation, and time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from noisewise.federation.results import RunResult
 from noisewise.federation.round_record import RoundRecord
+from noisewise.federation.round_times import RoundTime
 from noisewise.palette import MUTED
 from noisewise.report.chart import (
     Chart,
@@ -25,7 +26,9 @@ from noisewise.report.curves import label_ends
 from noisewise.report.paired import best_method, paired_difference
 from noisewise.report.tables import by_method
 
-__all__ = ["epsilon_chart", "loss_chart", "paired_chart", "participation_chart"]
+__all__ = ["epsilon_chart", "loss_chart", "paired_chart", "participation_chart", "time_chart"]
+
+_Measure = Callable[[RunResult, RoundRecord], float]
 
 _MOST_TIPS = 40
 _LOG_RATIO = 2.0  # a log axis needs a range of at least this ratio, or it has too few labels
@@ -171,7 +174,7 @@ def loss_chart(results: Sequence[RunResult]) -> Chart | None:
     """Chart of the mean train loss of the clients over rounds; None if it was not recorded."""
     return _curves_chart(
         results,
-        lambda record: record.mean_train_loss,
+        lambda run, record: record.mean_train_loss,
         ("loss", "Train loss over rounds", "train loss, mean over clients"),
         "Mean over the clients of the loss on their training records. Only a simulation can "
         "compute it: a server does not see these records.",
@@ -184,16 +187,40 @@ def participation_chart(results: Sequence[RunResult]) -> Chart | None:
         return None
     return _curves_chart(
         results,
-        lambda record: float(len(record.used)),
+        lambda run, record: float(len(record.used)),
         ("participation", "Participation in each round", "updates used in the round"),
         "Number of clients whose updates were used. The others were not selected, had spent their "
         "budgets, failed, or were dropped.",
     )
 
 
+def time_chart(
+    results: Sequence[RunResult], times: Mapping[tuple[str, int], Sequence[RoundTime]]
+) -> Chart | None:
+    """Chart of the seconds of each round; None if no run recorded them.
+
+    Args:
+        results: runs of one or more methods and seeds.
+        times: when the rounds took place, by (method, seed).
+    """
+    seconds = {key: {time.round: time.seconds for time in rounds} for key, rounds in times.items()}
+
+    def of_round(run: RunResult, record: RoundRecord) -> float:
+        return seconds.get((run.method, run.seed), {}).get(record.round, math.nan)
+
+    return _curves_chart(
+        results,
+        of_round,
+        ("time", "Time of each round", "seconds"),
+        "Time from the end of one round to the end of the next, with evaluation and with waiting "
+        "for clients. Runs that are trained together share their time, and other work on the "
+        "machine counts too.",
+    )
+
+
 def _curves_chart(
     results: Sequence[RunResult],
-    measure: Callable[[RoundRecord], float],
+    measure: _Measure,
     names: tuple[str, str, str],
     caption: str,
 ) -> Chart | None:
@@ -254,11 +281,11 @@ def _curves_chart(
     )  # fmt: skip
 
 
-def _curves(
-    runs: Sequence[RunResult], measure: Callable[[RoundRecord], float]
-) -> tuple[list[int], NDArray[np.float64]]:
+def _curves(runs: Sequence[RunResult], measure: _Measure) -> tuple[list[int], NDArray[np.float64]]:
     """Return the rounds that all runs with any figure have, and the figures [runs, rounds]."""
-    found = [{r.round: v for r in run.rounds if math.isfinite(v := measure(r))} for run in runs]
+    found = [
+        {r.round: v for r in run.rounds if math.isfinite(v := measure(run, r))} for run in runs
+    ]
     found = [curve for curve in found if curve]
     rounds = sorted(set.intersection(*map(set, found))) if found else []
     return rounds, np.array([[curve[r] for r in rounds] for curve in found])

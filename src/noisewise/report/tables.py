@@ -24,6 +24,7 @@ __all__ = [
     "as_text",
     "by_method",
     "headings",
+    "mean_weights",
     "method_rows",
 ]
 
@@ -138,6 +139,14 @@ def by_method(results: Sequence[RunResult]) -> dict[str, list[RunResult]]:
     for result in results:
         grouped.setdefault(result.method, []).append(result)
     return grouped
+
+
+def mean_weights(run: RunResult) -> dict[str, float]:
+    """Return each client's weight in percent, mean over rounds (0 if it did not take part)."""
+    return {
+        client: 100 * float(np.mean([r.weights.get(client, 0.0) for r in run.rounds]))
+        for client in run.clients
+    }
 
 
 def method_rows(results: Sequence[RunResult]) -> tuple[MethodRow, ...]:

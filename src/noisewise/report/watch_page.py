@@ -104,7 +104,7 @@ def live_report(run_folders: Sequence[Path], title: str) -> str:
         )
         for one in run_sets.sets
     ]
-    sections = [Section(one, charts_of(one.results)) for one in sets]
+    sections = [Section(one, charts_of(one.results, one.times)) for one in sets]
     overview = None if len(sets) == 1 else (overview_chart(sets), overview_table(sets))
     return render_page(title, sections, overview, run_sets.notes)
 
