@@ -22,7 +22,6 @@ from noisewise.errors import InvalidValueError
 from noisewise.federation import RunResult, load_run
 from noisewise.report.citation import PAPER, PAPER_BIBTEX, software_bibtex
 from noisewise.report.comparison_report import charts_of, write_comparison, write_report
-from noisewise.report.curves import _apart
 from noisewise.report.figures import weights_chart
 from noisewise.report.page import Section, disclosure_table, final_table, render_page
 from noisewise.report.run_sets import RunSet, find_runs
@@ -241,15 +240,6 @@ def test_sets_are_told_apart_by_their_configs(home: Path, tmp_path: Path) -> Non
         {"training.clip_norm": 0.5},
         {"training.clip_norm": 2},
     ]
-
-
-def test_labels_keep_apart_and_near(tmp_path: Path) -> None:
-    wanted = [0.1, 0.5, 0.5, 0.52, 0.9]
-    placed = np.array(_apart(wanted, 0.1))
-    assert (np.diff(placed) >= 0.1 - 1e-12).all()
-    assert placed[0] == 0.1
-    assert placed[-1] == 0.9
-    assert placed[1:4].mean() == pytest.approx(np.mean(wanted[1:4]))
 
 
 def test_the_citation_is_that_of_the_project() -> None:

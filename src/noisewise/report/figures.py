@@ -11,7 +11,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from noisewise.federation.results import RunResult
 from noisewise.federation.task_info import MetricInfo, TaskInfo
@@ -27,25 +26,13 @@ from noisewise.report.chart import (
     plain_numbers,
     text_width,
 )
-from noisewise.report.curves import label_ends
+from noisewise.report.curves import accuracy_curve, draw_curves, label_ends
 from noisewise.report.tables import by_method, headings, mean_weights, method_rows
 
-__all__ = ["accuracy_chart", "mean_curves", "noise_chart", "weights_chart"]
+__all__ = ["accuracy_chart", "noise_chart", "weights_chart"]
 
 _MOST_TIPS = 40
 _LOG_RATIO = 2.0  # a log axis needs a range of at least this ratio, or it has too few labels
-
-
-def mean_curves(runs: Sequence[RunResult]) -> tuple[list[int], NDArray[np.float64]]:
-    """Return the rounds that all runs evaluated, and their main metric [runs, rounds]."""
-    curves = []
-    for run in runs:
-        figures = {record.round: record.figure(run.metric.name) for record in run.rounds}
-        scale = run.metric.scale
-        curves.append({r: scale * v for r, v in figures.items() if math.isfinite(v)})
-    curves = [curve for curve in curves if curve]
-    rounds = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
-    return rounds, np.array([[curve[r] for r in rounds] for curve in curves])
 
 
 def accuracy_chart(results: Sequence[RunResult]) -> Chart:
@@ -59,15 +46,12 @@ def accuracy_chart(results: Sequence[RunResult]) -> Chart:
     tips: dict[str, tuple[str, ...]] = {}
     means: dict[str, dict[int, str]] = {}
     lines: dict[str, tuple[list[int], list[float]]] = {}
-    for method, runs in grouped.items():
-        rounds, values = mean_curves(runs)
-        if not rounds:
-            continue
+    curves = {method: accuracy_curve(runs) for method, runs in grouped.items()}
+    curves = {method: curve for method, curve in curves.items() if curve.rounds}
+    if curves:
+        draw_curves(axes, curves, styles)
+    for method, (rounds, values) in curves.items():
         mean, low, high = values.mean(axis=0), values.min(axis=0), values.max(axis=0)
-        style = styles[method]
-        axes.plot(rounds, mean, style.line, color=style.colour, lw=1.8)
-        if len(values) > 1:
-            axes.fill_between(rounds, low, high, color=style.colour, alpha=0.14, lw=0)
         ends[method] = (rounds[-1], float(mean[-1]))
         means[method] = {
             r: shown(m) + (f" ({shown(a)} to {shown(b)})" if len(values) > 1 else "")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from noisewise.federation.results import RunResult
 from noisewise.federation.round_record import RoundRecord
@@ -22,13 +21,11 @@ from noisewise.report.chart import (
     new_axes,
     plain_numbers,
 )
-from noisewise.report.curves import label_ends
+from noisewise.report.curves import Measure, curve_of, draw_curves, label_ends
 from noisewise.report.paired import best_method, paired_difference
 from noisewise.report.tables import by_method
 
 __all__ = ["epsilon_chart", "loss_chart", "paired_chart", "participation_chart", "time_chart"]
-
-_Measure = Callable[[RunResult, RoundRecord], float]
 
 _MOST_TIPS = 40
 _LOG_RATIO = 2.0  # a log axis needs a range of at least this ratio, or it has too few labels
@@ -220,7 +217,7 @@ def time_chart(
 
 def _curves_chart(
     results: Sequence[RunResult],
-    measure: _Measure,
+    measure: Measure,
     names: tuple[str, str, str],
     caption: str,
 ) -> Chart | None:
@@ -232,20 +229,17 @@ def _curves_chart(
         names: of the file, the title and the y axis.
         caption: how to read the figure.
     """
-    curves = {m: _curves(runs, measure) for m, runs in by_method(results).items()}
-    curves = {m: curve for m, curve in curves.items() if curve[0]}
+    curves = {m: curve_of(runs, measure) for m, runs in by_method(results).items()}
+    curves = {m: curve for m, curve in curves.items() if curve.rounds}
     if not curves:
         return None
     figure, axes = new_axes()
     styles = method_styles(list(by_method(results)))
+    draw_curves(axes, curves, styles)
     lines: dict[str, dict[int, float]] = {}
     cells: dict[str, dict[int, str]] = {}
     for method, (rounds, values) in curves.items():
         mean, low, high = values.mean(axis=0), values.min(axis=0), values.max(axis=0)
-        style = styles[method]
-        axes.plot(rounds, mean, style.line, color=style.colour, lw=1.8)
-        if len(values) > 1:
-            axes.fill_between(rounds, low, high, color=style.colour, alpha=0.14, lw=0)
         lines[method] = dict(zip(rounds, map(float, mean), strict=True))
         cells[method] = {
             r: f"{m:.4g}" + (f" ({a:.4g} to {b:.4g})" if b > a else "")
@@ -279,13 +273,3 @@ def _curves_chart(
     return Chart(
         names[0], names[1], caption + band, figure, Table(("round", *cells), rows), tips
     )  # fmt: skip
-
-
-def _curves(runs: Sequence[RunResult], measure: _Measure) -> tuple[list[int], NDArray[np.float64]]:
-    """Return the rounds that all runs with any figure have, and the figures [runs, rounds]."""
-    found = [
-        {r.round: v for r in run.rounds if math.isfinite(v := measure(run, r))} for run in runs
-    ]
-    found = [curve for curve in found if curve]
-    rounds = sorted(set.intersection(*map(set, found))) if found else []
-    return rounds, np.array([[curve[r] for r in rounds] for curve in found])

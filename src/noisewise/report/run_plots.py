@@ -11,12 +11,10 @@ from noisewise.errors import InvalidValueError
 from noisewise.federation.results import RunResult
 from noisewise.report.cell_text import printable_run
 from noisewise.report.chart import method_styles, style_axes
-from noisewise.report.figures import mean_curves
+from noisewise.report.curves import accuracy_curve, draw_curves
 from noisewise.report.tables import by_method
 
 __all__ = ["plot_runs"]
-
-_MARKS = 12
 
 
 def plot_runs(results: Sequence[RunResult], axes: Axes | None = None) -> Axes:
@@ -30,26 +28,16 @@ def plot_runs(results: Sequence[RunResult], axes: Axes | None = None) -> Axes:
         InvalidValueError: no run was evaluated.
     """
     grouped = by_method([printable_run(result) for result in results])
-    curves = {method: mean_curves(runs) for method, runs in grouped.items()}
-    if not any(rounds for rounds, _ in curves.values()):
+    curves = {method: accuracy_curve(runs) for method, runs in grouped.items()}
+    curves = {method: curve for method, curve in curves.items() if curve.rounds}
+    if not curves:
         raise InvalidValueError("results", [], "must have a run with an evaluated round")
     if axes is None:
         from matplotlib import pyplot
 
         axes = pyplot.subplots(layout="constrained")[1]
     styles, metric = method_styles(list(grouped)), results[0].metric
-    for method, (rounds, values) in curves.items():
-        if not rounds:
-            continue
-        style, every = styles[method], max(1, len(rounds) // _MARKS)
-        label = method.replace("$", r"\$")  # no formula
-        axes.plot(
-            rounds, values.mean(axis=0), style.line, color=style.colour, marker=style.marker,
-            markevery=every, markersize=5, label=label,
-        )  # fmt: skip
-        if len(values) > 1:
-            low, high = values.min(axis=0), values.max(axis=0)
-            axes.fill_between(rounds, low, high, color=style.colour, alpha=0.14, lw=0)
+    draw_curves(axes, curves, styles, marked=True)
     style_axes(axes)
     axes.set_xlabel("round")
     axes.set_ylabel(metric.label)
