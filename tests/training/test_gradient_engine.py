@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from loop_agreement import compare, disagreement
 from torch import Tensor, nn
 from torch.nn import functional
 
-from noisewise.training.engine import FastGradients, cost_model, make_engine
+from noisewise.training.engine import FastGradients, cost_model, fast_gradients, make_engine
 from noisewise.training.engine.layer_rules import LAYER_RULES, RULES_BY_NAME
 from noisewise.training.gradients import FunctionalGradients
 from noisewise.training.models import make_model
@@ -49,6 +50,48 @@ def test_both_ways_agree_with_the_loop(
     for module in (convolution, pieces, volume_convolution, cost_model):
         monkeypatch.setattr(module, "prefer_ghost", always)
     compare(case, torch.float64, n=3)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_batch_in_portions_agrees_with_the_loop(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    add_rows = FastGradients.add_rows
+
+    def counted(
+        self: FastGradients, theta: Tensor, inputs: Tensor, targets: Tensor, *rest: Any
+    ) -> None:
+        sizes.append(len(targets))
+        add_rows(self, theta, inputs, targets, *rest)
+
+    monkeypatch.setattr(FastGradients, "add_rows", counted)
+    monkeypatch.setattr(fast_gradients, "_VALUES_AT_ONCE", 1)
+    monkeypatch.setattr(fast_gradients, "_FEWEST_AT_ONCE", 3)
+    compare(case, torch.float64, n=7)
+    assert set(sizes) <= {1, 3}  # 7 = 3 + 3 + 1
+
+
+def transformer() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True)
+    parts = (nn.Embedding(2000, 128), nn.TransformerEncoder(layer, 4), nn.Flatten())
+    return nn.Sequential(*parts, nn.Linear(64 * 128, 10))
+
+
+def test_portions_bound_the_memory_of_large_models_only() -> None:
+    """32 records of a transformer, whose gradients are large; whole batches of the paper's CNN."""
+    sizes = {}
+    for name, model, inputs in (
+        ("cnn", make_model("cnn", (1, 28, 28), 10, seed=0), torch.rand(2, 1, 28, 28)),
+        ("wide", make_model("mlp", (64, 1024), 10, seed=0, hidden=512), torch.rand(2, 64, 1024)),
+        ("encoder", transformer(), torch.randint(0, 2000, (2, 64))),
+    ):
+        engine = FastGradients(model, functional.cross_entropy)
+        engine.clipped_sum(theta_of(model, torch.float32), inputs, torch.zeros(2).long(), 1.0)
+        sizes[name] = engine.records_at_once(inputs)
+    assert sizes["cnn"] >= 256
+    assert sizes["wide"] >= 128  # the gradients of a matrix used once are never formed
+    assert 32 <= sizes["encoder"] <= 48
 
 
 @pytest.mark.parametrize("n", [1, 2, 23])

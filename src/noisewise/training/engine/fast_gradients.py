@@ -148,18 +148,29 @@ class FastGradients(GradientEngine):
         if self._network is None:
             check_inputs(inputs)
         if self._reference is None:
+            before: Tensor | None = None
             try:
                 self._network_like(theta, inputs, targets)
-                step = self._at_once[form_of(inputs)]
+                step = self.records_at_once(inputs)
+                before = total.clone() if step < len(targets) else None
                 for start in range(0, len(targets), step):
                     part = slice(start, start + step)
                     x, y = select(inputs, part), targets[part]
                     self.add_rows(theta, x, y, clip_norm, total, len(y))
                 return
             except NotCoveredError as reason:
+                if before is not None:
+                    total.copy_(before)
                 self._fall_back(str(reason), theta, (inputs, targets))
         assert self._reference is not None
         self._reference.add_clipped_sum(theta, inputs, targets, clip_norm, total)
+
+    def records_at_once(self, inputs: Inputs) -> int:
+        """How many records of a form that was seen before are computed together.
+
+        It depends on the model and the form only, so a resumed run has the same bits.
+        """
+        return self._at_once[form_of(inputs)]
 
     def _fall_back(self, reason: str, theta: Tensor, records: Records) -> None:
         self.fallback_reason = reason
