@@ -3,8 +3,8 @@
     noisewise compare configs/digits_head.toml --output runs/demo
     python studies/demo_figures.py runs/demo
 
-The command writes studies/results/demo.json, and demo.png and demo-narrow.png in
-docs/images.
+The command writes studies/results/demo.json, draws demo.png and demo-narrow.png in docs/images, and
+copies two figures of the report there.
 tests/project/test_demo_figures.py compares the tables of the pages with this file.
 """
 
@@ -124,10 +124,14 @@ def main() -> None:
     """Write the results and the picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("folder", type=Path, nargs="?", default=Path("runs/demo"))
-    demo = collect(read_runs(parser.parse_args().folder))
+    folder = parser.parse_args().folder
+    demo = collect(read_runs(folder))
     write_atomic(RESULTS, (json.dumps(demo, indent=1) + "\n").encode())
     for name, stacked in (("demo", False), ("demo-narrow", True)):
         save_figure(draw(demo, stacked), IMAGES, name, ["png"])
+    for name in ("accuracy", "weights"):
+        picture = (folder / "figures" / f"{name}.png").read_bytes()
+        write_atomic(IMAGES / f"demo-{name}.png", picture)
     print(f"written: {RESULTS.relative_to(ROOT)} and the pictures demo*.png of docs/images")
 
 

@@ -22,7 +22,7 @@ Measure = Callable[[RunResult, RoundRecord], float]
 _MARKS = 12
 
 _WIDTH = 1.8
-_WIDER = 2.0  # by how much a line is wider than the one that covers it
+_WIDER = 1.5  # by how much a line is wider than the one that covers it
 _COVERED = 0.01  # share of the axis that two lines differ by at most if one covers the other
 
 
