@@ -14,6 +14,7 @@ from noisewise.data.datasets import Dataset
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.config import dump_config, parse_config
 from noisewise.experiments.population import make_population, read_dataset
+from noisewise.experiments.prepare import prepare_seed
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = {
@@ -109,6 +110,23 @@ def test_csv_files_with_declared_columns(sites: Path) -> None:
     assert data.n_classes == 2
     again = parse_config(tomllib.loads(dump_config(config)))
     assert again == config
+
+
+@pytest.mark.parametrize("declared", [{}, {"task__classes": 3}, {"data__classes": ["0", "1", "2"]}])
+def test_classes_that_are_not_declared_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, declared: dict[str, Any]
+) -> None:
+    for name in ("oslo", "rome"):
+        lines = "\n".join(["x,outcome", *(f"{i},{i % 3}" for i in range(30))])
+        (tmp_path / f"{name}.csv").write_text(lines)
+    changes = {"data__name": "csv", "data__folder": str(tmp_path), "data__target": "outcome"}
+    made = content(task={"name": "classification"}, **changes, **declared)
+    with caplog.at_level("WARNING"):
+        setup = prepare_seed(parse_config(made), 0)
+        prepare_seed(parse_config(made), 1, setup)
+    assert setup.task.classes == 3
+    told = [record.message for record in caplog.records if "task.classes" in record.message]
+    assert len(told) == (0 if declared else 1)
 
 
 def test_faults_of_columns_and_csv_are_named(sites: Path) -> None:

@@ -37,7 +37,13 @@ from noisewise.plugins import load_object
 from noisewise.training.features import make_features
 from noisewise.worker_processes import available_cores
 
-__all__ = ["make_population", "read_dataset", "split_records", "training_dataset"]
+__all__ = [
+    "counts_classes",
+    "make_population",
+    "read_dataset",
+    "split_records",
+    "training_dataset",
+]
 
 CSV = "csv"  # data.name of a folder with one CSV file for each client
 FILES = "files"  # data.name of a folder with one file of any kind for each client
@@ -81,6 +87,11 @@ def read_dataset(
     if data.records_per_person is None:
         return dataset
     return replace(dataset, train=with_made_up_persons(dataset.train, data.records_per_person))
+
+
+def counts_classes(data: DataConfig) -> bool:
+    """Whether the number of classes is that of the records, because the config does not say it."""
+    return data.name == FILES or (data.name == CSV and data.classes is None)
 
 
 _ONLY_FOR = {

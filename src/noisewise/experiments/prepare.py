@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -18,7 +19,7 @@ from noisewise.data.specs import ClientSpec
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.config import ConfigSource, ExperimentConfig, MethodConfig, as_config
 from noisewise.experiments.config_task import config_task
-from noisewise.experiments.population import make_population, training_dataset
+from noisewise.experiments.population import counts_classes, make_population, training_dataset
 from noisewise.experiments.tracking import check_tracking
 from noisewise.experiments.training_options import (
     load_stop_when,
@@ -37,8 +38,15 @@ from noisewise.training.parameters import ParameterLayout
 from noisewise.training.tasks import Task
 
 __all__ = [
-    "SeedSetup", "describe_population", "find_method", "prepare", "prepare_seed", "under_policy",
-]  # fmt: skip
+    "SeedSetup",
+    "describe_population",
+    "find_method",
+    "prepare",
+    "prepare_seed",
+    "under_policy",
+]
+
+_log = logging.getLogger(__name__)
 
 
 def prepare(
@@ -168,6 +176,9 @@ def prepare_seed(config: ExperimentConfig, seed: int, last: SeedSetup | None = N
     task = config_task(config)
     if task.classes is None and task.targets in ("class", "any"):
         task = replace(task, classes=dataset.n_classes)
+        if last is None and counts_classes(config.data):
+            text = "task.classes is not declared: %d is used, the largest class of all records + 1"
+            _log.warning(text, task.classes)
     n_outputs = task.outputs(dataset.train.targets.shape[1:])
     separate = ("learning_rate", "local_optimiser")
     names = [each.name for each in fields(TrainingSettings) if each.name not in separate]
