@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from noisewise.noise.blocks import Updates
 from noisewise.noise.estimate import NoiseEstimate
 from noisewise.noise.factor_model import FactorFit, choose_rank, signal_loadings
 from noisewise.noise.quiet_rows import ChunkGrams, chunk_grams
-from noisewise.noise.sampling import SampleSize, check_sample, draw_rows
+from noisewise.noise.sampling import SampledEstimator, draw_rows
 
 __all__ = ["Factor"]
 
@@ -29,7 +29,7 @@ _SAME = 1e-6  # two columns are parallel if their correlation is within this of 
 
 
 @dataclass(frozen=True)
-class Factor:
+class Factor(SampledEstimator):
     """Factor model M^T M / p ~ B B^T + diag(psi): common signal B, noise psi_i of each client.
 
     The model is fitted to the quietest rows: those in which the common signal is weakest (see
@@ -40,8 +40,8 @@ class Factor:
     rows.
 
     Attributes:
-        sample: number of coordinates to read, None for all, or ``auto`` (see `draw_rows`).
-        seed: seed of the sample. None draws a new, unpredictable sample for each estimate.
+        sample: see `SampledEstimator`.
+        seed: see `SampledEstimator`.
         max_rank: largest number of factors; None for the largest identifiable rank.
         quiet: False fits the model to all rows, as in textbooks.
 
@@ -51,13 +51,11 @@ class Factor:
         [1.0, 1.0, 4.0, 4.0]
     """
 
-    sample: SampleSize = "auto"
-    seed: int | None = 0
     max_rank: int | None = None
     quiet: bool = True
 
     def __post_init__(self) -> None:
-        check_sample(self.sample, self.seed)
+        super().__post_init__()
         if self.max_rank is not None:
             non_negative_int("max_rank", self.max_rank)
 
@@ -65,15 +63,6 @@ class Factor:
     def name(self) -> str:
         """``factor``."""
         return "factor"
-
-    @property
-    def takes_blocks(self) -> Literal[True]:
-        """See `StreamingEstimator`."""
-        return True
-
-    def reseeded(self, seed: int | None) -> Self:
-        """See `noisewise.noise.reseeding.Reseedable`."""
-        return replace(self, seed=seed)
 
     def estimate(self, updates: Updates) -> NoiseEstimate:
         """Estimate the noise energy p psi_i of each column; see `estimate_from`.

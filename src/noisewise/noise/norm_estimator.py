@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal, Self
+from dataclasses import dataclass
 
 from noisewise.noise.blocks import Updates
 from noisewise.noise.estimate import NoiseEstimate
 from noisewise.noise.gram import column_energy
-from noisewise.noise.sampling import SampleSize, check_sample, draw_rows
+from noisewise.noise.sampling import SampledEstimator, draw_rows
 
 __all__ = ["Norm"]
 
@@ -16,14 +15,14 @@ _BUDGET = 10**10  # p n^2 above which only a sample of the coordinates is read
 
 
 @dataclass(frozen=True)
-class Norm:
+class Norm(SampledEstimator):
     """sigma_i^2 = ||delta_i||^2: accurate if the noise is much larger than the signal.
 
     This holds in most rounds with differential privacy.
 
     Attributes:
-        sample: number of coordinates to read, None for all, or ``auto`` (see `draw_rows`).
-        seed: seed of the sample. None draws a new, unpredictable sample for each estimate.
+        sample: see `SampledEstimator`.
+        seed: see `SampledEstimator`.
 
     Example:
         >>> import numpy as np
@@ -31,25 +30,10 @@ class Norm:
         [25.0, 4.0]
     """
 
-    sample: SampleSize = "auto"
-    seed: int | None = 0
-
-    def __post_init__(self) -> None:
-        check_sample(self.sample, self.seed)
-
     @property
     def name(self) -> str:
         """``norm``."""
         return "norm"
-
-    @property
-    def takes_blocks(self) -> Literal[True]:
-        """See `StreamingEstimator`."""
-        return True
-
-    def reseeded(self, seed: int | None) -> Self:
-        """See `noisewise.noise.reseeding.Reseedable`."""
-        return replace(self, seed=seed)
 
     def estimate(self, updates: Updates) -> NoiseEstimate:
         """Compute the squared norm of each column.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from noisewise.errors import InvalidValueError
 from noisewise.noise.blocks import RowSource, Updates, as_matrix
 from noisewise.noise.estimate import Matrix, NoiseEstimate
 from noisewise.noise.pursuit import PCPResult, principal_component_pursuit
-from noisewise.noise.sampling import SampleSize, check_sample, draw_rows, submatrices
+from noisewise.noise.sampling import SampledEstimator, draw_rows, submatrices
 
 __all__ = ["PCP", "PCPResult", "principal_component_pursuit"]
 
@@ -23,12 +23,12 @@ _MOST = 500_000  # most rows of a sample: relative error 0.2% (11 million rows t
 
 
 @dataclass(frozen=True)
-class PCP:
+class PCP(SampledEstimator):
     """The paper's estimator (Algorithm 1): sigma_i^2 = ||S_i||^2 of principal component pursuit.
 
     Attributes:
-        sample: number of coordinates to read, None for all, or ``auto`` (see `draw_rows`).
-        seed: seed of the sample. None draws a new, unpredictable sample for each estimate.
+        sample: see `SampledEstimator`.
+        seed: see `SampledEstimator`.
         submatrix_rows: p', number of rows of each sub-matrix: the paper's alternative to a sample
             (its section on scalability). Energies are averaged over the sub-matrices and scaled by
             p / p'. None reads a sample.
@@ -38,15 +38,13 @@ class PCP:
         max_iterations: see `principal_component_pursuit`.
     """
 
-    sample: SampleSize = "auto"
-    seed: int | None = 0
     submatrix_rows: int | None = None
     submatrices: int | None = None
     tolerance: float = 1e-6
     max_iterations: int = 3000
 
     def __post_init__(self) -> None:
-        check_sample(self.sample, self.seed)
+        super().__post_init__()
         positive_number("tolerance", self.tolerance)
         positive_int("max_iterations", self.max_iterations)
         if self.submatrix_rows is not None:
@@ -63,11 +61,6 @@ class PCP:
         """``pcp``."""
         return "pcp"
 
-    @property
-    def takes_blocks(self) -> Literal[True]:
-        """See `StreamingEstimator`."""
-        return True
-
     def reseeded(self, seed: int | None) -> Self:
         """See `noisewise.noise.reseeding.Reseedable`.
 
@@ -82,7 +75,7 @@ class PCP:
                 "must not be set for a deployed server, because clients can predict which rows "
                 "are read; set sample instead",
             )
-        return replace(self, seed=seed)
+        return super().reseeded(seed)
 
     def estimate(self, updates: Updates) -> NoiseEstimate:
         """Compute the energy of each column of the sparse part.

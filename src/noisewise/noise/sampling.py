@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -14,7 +14,14 @@ from noisewise.checks import non_negative_int, positive_int
 from noisewise.errors import InvalidValueError
 from noisewise.noise.blocks import RowSource, Updates, as_tensor, row_blocks
 
-__all__ = ["Drawn", "SampleSize", "check_sample", "draw_rows", "sample_index", "submatrices"]
+__all__ = [
+    "Drawn",
+    "SampleSize",
+    "SampledEstimator",
+    "draw_rows",
+    "sample_index",
+    "submatrices",
+]
 
 SampleSize = int | Literal["auto"] | None
 """Number of coordinates p' to read; None for all; ``auto`` for all unless p n^2 is large."""
@@ -40,20 +47,36 @@ class Drawn:
         return 1.0 if self.total is None else self.total / rows
 
 
-def check_sample(sample: SampleSize, seed: int | None) -> None:
-    """Check the sample size and the seed.
+@dataclass(frozen=True)
+class SampledEstimator:
+    """What the estimators share that read a sample of the coordinates.
 
-    Raises:
-        InvalidValueError: one of them is invalid; the message names it.
+    Attributes:
+        sample: number of coordinates to read, None for all, or ``auto`` (see `draw_rows`).
+        seed: seed of the sample. None draws a new, unpredictable sample for each estimate.
     """
-    if sample is not None and sample != "auto":
-        try:
-            positive_int("sample", sample)
-        except InvalidValueError:
-            allowed = 'must be a whole number >= 1, None for all rows, or "auto"'
-            raise InvalidValueError("sample", sample, allowed) from None
-    if seed is not None:
-        non_negative_int("seed", seed)
+
+    sample: SampleSize = "auto"
+    seed: int | None = 0
+
+    def __post_init__(self) -> None:
+        if self.sample is not None and self.sample != "auto":
+            try:
+                positive_int("sample", self.sample)
+            except InvalidValueError:
+                allowed = 'must be a whole number >= 1, None for all rows, or "auto"'
+                raise InvalidValueError("sample", self.sample, allowed) from None
+        if self.seed is not None:
+            non_negative_int("seed", self.seed)
+
+    @property
+    def takes_blocks(self) -> Literal[True]:
+        """See `StreamingEstimator`."""
+        return True
+
+    def reseeded(self, seed: int | None) -> Self:
+        """See `noisewise.noise.reseeding.Reseedable`."""
+        return replace(self, seed=seed)
 
 
 def draw_rows(
