@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -73,13 +73,16 @@ def read_dataset(
         allowed = "is only for the texts of noisewise: data.name = 'spam'"
         raise InvalidValueError("data.text_length", data.text_length, allowed)
     _check_file_fields(data)
-    target = data.target or "target"
+    own = {
+        "target": data.target or "target", "columns": coder, "scaling": scaling, "values": values,
+        "person": data.person,
+    }  # fmt: skip
     if data.name == CSV:
         classes = None if data.classes is None else tuple(data.classes)
-        dataset = _read_csv(data.folder, target, classes, coder, scaling, values, data.person)
+        dataset = _read_own(dataset_from_csv, CSV, data.folder, classes=classes, **own)
     elif data.name == FILES:
-        form = data.length, scaling, data.dtype, values
-        dataset = _read_files(data.folder, target, coder, *form, data.person)
+        form = {"length": data.length, "dtype": data.dtype}
+        dataset = _read_own(dataset_from_files, FILES, data.folder, **form, **own)
     else:
         dataset = _read(data.name, data.folder, scaling, coder, data.text_length)
     dataset = _declared_form(dataset, scaling if ":" in data.name else None, data.dtype)
@@ -145,53 +148,13 @@ def _thinned(dataset: Dataset, limit: int) -> Dataset:
 
 
 @functools.lru_cache(maxsize=2)
-def _read_csv(
-    folder: str | None,
-    target: str,
-    classes: tuple[str, ...] | None,
-    coder: ColumnCoder | None,
-    scaling: Scaling | None,
-    values: bool,
-    person: str | None,
+def _read_own(
+    read: Callable[..., Dataset], name: str, folder: str | None, **settings: Any
 ) -> Dataset:
-    """Cached, since all runs of a comparison use the same dataset."""
+    """Own files. Cached, since all runs of a comparison use the same dataset."""
     if folder is None:
-        raise InvalidValueError("data.folder", None, f"is required by data.name = {CSV!r}")
-    return dataset_from_csv(
-        folder,
-        target=target,
-        classes=classes,
-        columns=coder,
-        scaling=scaling,
-        values=values,
-        person=person,
-    )
-
-
-@functools.lru_cache(maxsize=2)
-def _read_files(
-    folder: str | None,
-    target: str,
-    coder: ColumnCoder | None,
-    length: int | None,
-    scaling: Scaling | None,
-    dtype: str | None,
-    values: bool,
-    person: str | None,
-) -> Dataset:
-    """Cached, since all runs of a comparison use the same dataset."""
-    if folder is None:
-        raise InvalidValueError("data.folder", None, f"is required by data.name = {FILES!r}")
-    return dataset_from_files(
-        folder,
-        target=target,
-        columns=coder,
-        length=length,
-        scaling=scaling,
-        dtype=dtype,
-        values=values,
-        person=person,
-    )
+        raise InvalidValueError("data.folder", None, f"is required by data.name = {name!r}")
+    return read(folder, **settings)
 
 
 @functools.lru_cache(maxsize=2)
