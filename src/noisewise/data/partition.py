@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -151,10 +151,7 @@ def partition_dirichlet(
     codes, counts = _check(labels, n_clients, min_size)
     positive_number("alpha", alpha)
     rng = _generator(seed)
-    for _ in range(TRIES):
-        shares = _dirichlet(rng, alpha, n_clients, len(counts))
-        if shares is None:
-            continue
+    for shares in _dirichlet(rng, alpha, n_clients, len(counts)):
         columns = [largest_remainder(p, int(m)) for p, m in zip(shares, counts, strict=True)]
         table = np.stack(columns, axis=1)
         if table.sum(axis=1).min() >= min_size:
@@ -183,10 +180,7 @@ def partition_quantity(
     codes, _ = _check(labels, n_clients, min_size)
     positive_number("alpha", alpha)
     rng = _generator(seed)
-    for _ in range(TRIES):
-        shares = _dirichlet(rng, alpha, n_clients, 1)
-        if shares is None:
-            continue
+    for shares in _dirichlet(rng, alpha, n_clients, 1):
         sizes = largest_remainder(shares[0], len(codes))
         if sizes.min() >= min_size:
             order = rng.permutation(len(codes))
@@ -368,11 +362,13 @@ def _generator(seed: int) -> np.random.Generator:
 
 
 def _dirichlet(
-    rng: np.random.Generator, alpha: float, size: int, draws: int
-) -> NDArray[np.float64] | None:
-    """Return ``draws`` vectors of ``size`` shares, or None if a tiny alpha underflowed."""
-    shares = rng.dirichlet(np.full(size, alpha), size=draws)
-    return shares if np.isfinite(shares).all() and (shares.sum(axis=1) > 0).all() else None
+    rng: np.random.Generator, alpha: float, size: int, vectors: int
+) -> Iterator[NDArray[np.float64]]:
+    """Yield up to `TRIES` draws of vectors of shares [vectors, size]; not those that underflow."""
+    for _ in range(TRIES):
+        shares = rng.dirichlet(np.full(size, alpha), size=vectors)
+        if np.isfinite(shares).all() and (shares.sum(axis=1) > 0).all():
+            yield shares
 
 
 def _too_skewed(alpha: float, n_clients: int, n: int, min_size: int) -> InvalidValueError:
