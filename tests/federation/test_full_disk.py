@@ -27,6 +27,7 @@ from noisewise.federation.round_times import TIMES_FILE
 from noisewise.storage import disk_full, reserve, write_atomic
 
 ROOT = Path(__file__).parents[2]
+TIME_FIGURE = re.compile(rb'<figure id="[^"]*" class="chart time">.*?</figure>', re.DOTALL)
 WHEN = re.compile(rb"20\d\d-\d\d-\d\d \d\d:\d\d[ to\d:-]* UTC \([\w. ]+\)")  # in a report
 DEMO = ROOT / "configs" / "demo.toml"
 SMALL = ["--set", "training.rounds=4", "--set", "data.clients=3",
@@ -57,9 +58,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     """All files of a folder without what says when and how fast it ran."""
     dated = {folder / "result.json", folder / "README.md"}
     return {
-        str(path.relative_to(folder)): WHEN.sub(b"DATE", path.read_bytes())
+        str(path.relative_to(folder)): TIME_FIGURE.sub(b"", WHEN.sub(b"DATE", path.read_bytes()))
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path not in dated and path.name != TIMES_FILE
+        if path.is_file() and path not in dated and path.name != TIMES_FILE and path.stem != "time"
     }
 
 

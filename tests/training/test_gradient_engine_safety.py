@@ -480,7 +480,7 @@ def last_layer_only(combined):
 
     class Unseen:
         def __init__(self, piece: pieces.Piece) -> None:
-            self.indices, self.add_sum = piece.indices, piece.add_sum
+            self.indices, self.add_sum, self.evidence = piece.indices, piece.add_sum, piece.evidence
             self.squared_norms = lambda floor: 0.0 * piece.squared_norms(floor)
 
     def planted(found):
