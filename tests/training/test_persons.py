@@ -11,7 +11,7 @@ import torch
 from dpsgd import make_test_plan, seeded
 from gradient_cases import single_gradients, theta_of
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 
 from noisewise.data.specs import ClientSpec
 from noisewise.errors import InvalidValueError
@@ -138,6 +138,33 @@ def test_a_bad_record_adds_nothing_to_the_mean_of_its_person(name: str, isolate:
 
     gradients = single_gradients(model, theta, data.tensor, data.targets, cross_entropy)
     agree(update(data) - update(broken), -gradients[2] / 3 / plan.expected_batch)
+
+
+@pytest.mark.parametrize("rule", ["norm", "normalise"])
+@pytest.mark.parametrize("huge", [1e30, -1e30])
+def test_a_person_whose_sum_overflows_adds_nothing(huge: float, rule: str) -> None:
+    """Float32 products that overflow to infinities of both signs have a norm that is NaN."""
+    model = nn.Linear(7, 1)
+    inputs = torch.randn(len(OWNERS), 7, generator=torch.Generator().manual_seed(3))
+    targets = torch.zeros(len(OWNERS), 1)
+    theta = torch.zeros(8)
+    inputs[2], targets[2] = huge, 1e30
+    inputs[6], targets[6] = huge, -1e30
+    persons = np.arange(len(OWNERS))
+    persons[6] = 2
+    head = head_of(model, mse_loss)
+    assert head is not None
+    plan = person_plan(max_records=100, sample_rate=1.0, clip_rule=rule)
+    plan = replace(plan, steps_per_round=1)
+
+    def update(chosen: np.ndarray) -> Tensor:
+        owners = Persons.of(persons[chosen])
+        records = HeadRecords.of(head, TensorData(inputs[chosen], targets[chosen], owners))
+        assert records is not None
+        return head_updates(head, [theta], records, [plan], [RATE], seeded())[0]
+
+    others = update(np.flatnonzero(persons != 2))
+    agree(update(np.arange(len(OWNERS))), others)
 
 
 def test_a_record_that_makes_the_loss_fail_is_left_out_alone() -> None:

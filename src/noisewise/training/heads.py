@@ -310,14 +310,11 @@ def _subtract_persons(
             slopes_of(slopes, targets)
             _clip(slopes, squared_norms, None, np.full(len(steps), 1.0 / len(chosen)))
             layers.add_to_sum(slopes, x)
-        norms = layers.sum_norms()
-        factors = np.where(np.isfinite(norms), 1.0, 0.0)
-        bound = clip_bound(plan)
-        if isinstance(bound, NormaliseTo):
-            factors *= float(bound) / (norms + NORMALISE_GAMMA)
-        elif bound is not None:
-            factors *= bound / np.maximum(norms, bound)
-        layers.subtract_own_sum(factors * steps)
+        norms, bound = layers.sum_norms(), clip_bound(plan)
+        finite, factors = np.isfinite(norms), np.ones(len(norms))
+        if bound is not None:
+            factors = float(bound) / _divisors(norms, bound)
+        layers.subtract_own_sum(np.where(finite, factors, 0.0) * steps)
 
 
 def _clip(slopes: Wide, squared_norms: Wide, clip_norm: float | None, steps: Wide) -> None:
@@ -339,12 +336,16 @@ def _clip(slopes: Wide, squared_norms: Wide, clip_norm: float | None, steps: Wid
     if clip_norm is None:
         slopes *= steps[:, None, None]
         return
+    np.divide(steps[:, None] * float(clip_norm), _divisors(norms, clip_norm), out=norms)
+    slopes *= norms[:, None]
+
+
+def _divisors(norms: Wide, clip_norm: float) -> Wide:
+    """What c is divided by, computed in place: max(norm, c), or norm + 0.01 for `NormaliseTo`."""
     if isinstance(clip_norm, NormaliseTo):
         norms += NORMALISE_GAMMA
-    else:
-        np.maximum(norms, clip_norm, out=norms)
-    np.divide(steps[:, None] * float(clip_norm), norms, out=norms)
-    slopes *= norms[:, None]
+        return norms
+    return np.maximum(norms, clip_norm, out=norms)
 
 
 def _products(head: Head, thetas: Sequence[Tensor]) -> HeadProducts:
