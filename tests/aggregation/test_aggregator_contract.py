@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from noisewise.aggregation import (
     Aggregator,
     Disclosure,
     ExampleWeighted,
+    Method,
     Oracle,
     RobustHDP,
     ServerView,
@@ -403,6 +405,33 @@ def test_unknown_methods_and_options_are_named() -> None:
         RobustHDP(estimator=object())  # type: ignore[arg-type]
     with pytest.raises(InvalidValueError, match=r"method\.name"):
         make_method("math:pi")
+
+
+class Equal:
+    """An aggregator without a base class."""
+
+    needs: Any = ()
+
+    def aggregate(self, view: ServerView, state: State) -> Aggregation:
+        return Aggregation(view.updates.values.mean(1), np.ones(view.updates.n_clients))
+
+
+@pytest.mark.parametrize("needs", [None, "epsilon", ["epsilon"], 3])
+def test_what_an_own_aggregator_needs_is_a_set_of_disclosures(needs: object) -> None:
+    class Wrong(Equal):
+        pass
+
+    Wrong.needs = needs
+    with pytest.raises(InvalidValueError, match=r"mine\.needs.*Disclosure"):
+        Method("mine", Wrong())
+
+
+def test_a_class_is_no_aggregator() -> None:
+    assert Method("mine", Equal()).name == "mine"
+    with pytest.raises(InvalidValueError, match=r"not the class Equal; call the class"):
+        Method("mine", Equal)  # type: ignore[arg-type]
+    with pytest.raises(InvalidValueError, match=r"must be an aggregator"):
+        Method("mine", object())  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- an estimate that is remembered

@@ -13,9 +13,10 @@ from torch import nn
 
 from noisewise.aggregation.base import Aggregation, Aggregator, Disclosure, ServerView, State
 from noisewise.aggregation.method_facts import METHODS
-from noisewise.aggregation.methods import make_method, plan_clients
-from noisewise.errors import InvalidValueError, UnsupportedModelError
+from noisewise.aggregation.methods import Method, make_method, plan_clients
+from noisewise.errors import InvalidValueError, UnsupportedModelError, UpdateError
 from noisewise.federation import Prepared, TrainingSettings, simulate
+from noisewise.noise import NoiseEstimate
 from noisewise.privacy.spending import epsilon_spent
 
 
@@ -233,6 +234,35 @@ class TestBadInput:
         field = next(iter(change))
         with pytest.raises(InvalidValueError, match=field):
             TrainingSettings(**({"rounds": 2, "learning_rate": 0.1} | change))  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("part", "value", "words"),
+        [
+            ("delta", torch.zeros(1), r"delta must have the shape \(650,\), not \(1,\)"),
+            ("delta", torch.zeros(650, 1), r"delta must have the shape \(650,\), not \(650, 1\)"),
+            ("delta", np.zeros(650), "delta must be a tensor, not ndarray"),
+            ("weights", np.ones(3) / 3, r"weights must have the shape \(4,\), not \(3,\)"),
+            ("weights", 0.25, r"weights must have the shape \(4,\), not \(\)"),
+            ("noise", NoiseEstimate(np.ones(5), "x"), r"noise.variance must have the shape \(4,\)"),
+            ("state", {"n": 3}, r"state\['n'\] must be a numpy array of floats or texts, not int"),
+            ("state", {"n": np.array([3])}, r"state\['n'\] must be .*, not int64"),
+        ],
+    )
+    def test_what_an_own_aggregator_returns_is_checked(
+        self, part: str, value: object, words: str
+    ) -> None:
+        """Without the check, a delta of shape (1,) moves all parameters by the same number."""
+
+        class Wrong(Recorder):
+            def aggregate(self, view: ServerView, state: State) -> Aggregation:
+                return replace(self.inner.aggregate(view, state), **{part: value})
+
+        clients = small_clients()
+        method = Method("mine", Wrong(make_method("DPFedAvg").aggregator))
+        plans = plan_clients([c.spec for c in clients], method, rounds=1, clip_norm=1.0)
+        prepared = Prepared(clients, plans, method, small_model(), TrainingSettings(1, 0.1))
+        with pytest.raises(UpdateError, match=f"mine: Aggregation.{words}"):
+            simulate(prepared)
 
     def test_unknown_liar(self) -> None:
         with pytest.raises(InvalidValueError, match="nobody"):

@@ -197,3 +197,35 @@ def test_bad_values_are_named() -> None:
             NoiseTracker(Norm(), **options)
     with pytest.raises(UpdateError, match="ids"):
         NoiseTracker(Norm()).estimate(np.ones((3, 2)), ["a", "a"], {})
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (np.ones(2), "must return a NoiseEstimate, not ndarray"),
+        (None, "must return a NoiseEstimate, not NoneType"),
+        (NoiseEstimate(np.ones(3), "x"), r"variance must have the shape \(2,\), not \(3,\)"),
+        (NoiseEstimate(np.ones((2, 1)), "x"), r"variance must have the shape \(2,\), not \(2, 1\)"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Cold, Warm])
+def test_what_an_own_estimator_returns_is_checked(
+    kind: type[Cold], returned: object, words: str
+) -> None:
+    class Wrong(kind):  # type: ignore[misc, valid-type]
+        def estimate(self, updates: np.ndarray) -> object:
+            return returned
+
+    with pytest.raises(UpdateError, match=f"estimator own: .*{words}"):
+        NoiseTracker(Wrong()).estimate(np.ones((3, 2)), ["a", "b"], {})
+
+
+def test_what_a_warm_start_returns_is_checked() -> None:
+    class Wrong(Warm):
+        def estimate_from(self, updates: np.ndarray, start: np.ndarray) -> NoiseEstimate:
+            return NoiseEstimate(np.ones(3), self.name)
+
+    tracker = NoiseTracker(Wrong())
+    _, state = tracker.estimate(np.ones((3, 2)), ["a", "b"], {})
+    with pytest.raises(UpdateError, match=r"shape \(2,\), not \(3,\)"):
+        tracker.estimate(np.ones((3, 2)), ["a", "b"], state)

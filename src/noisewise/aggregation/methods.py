@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_high
 from typing import Any
@@ -74,6 +74,7 @@ class Method:
 
     def __post_init__(self) -> None:
         printable_name("method.name", self.name)
+        _check_aggregator(self.aggregator, self.name)
         if self.auto is not None and self.optimiser is not None:
             allowed = 'cannot be combined with learning_rate = "auto", which sets the steps itself'
             raise InvalidValueError("server_optimiser", self.optimiser.name, allowed)
@@ -153,13 +154,25 @@ class Method:
                 aggregator without the guard.
         """
         guard = Guard(floor, tolerated_attackers, clip=self.normalise)
-        aggregator = as_guardable(self.aggregator, self.name).with_guard(guard)
-        method = replace(self, aggregator=aggregator)
-        if method.guard != guard:
+        copy: object = as_guardable(self.aggregator, self.name).with_guard(guard)
+        if not isinstance(copy, Guardable) or copy.guard != guard:
             kind = type(self.aggregator).__name__
             allowed = f"{kind}.with_guard(guard) must return a copy whose `guard` is that guard"
             raise InvalidValueError("method.name", self.name, allowed)
-        return method
+        return replace(self, aggregator=copy)
+
+
+def _check_aggregator(aggregator: object, method: str) -> None:
+    """Refuse an object that is no aggregator, such as the class in place of an object of it."""
+    if isinstance(aggregator, type) or not isinstance(aggregator, Aggregator):
+        allowed = "must be an aggregator: an object with needs and aggregate()"
+        if isinstance(aggregator, type):
+            allowed += f", not the class {aggregator.__name__}; call the class"
+        raise InvalidValueError("method.name", method, allowed)
+    needs: object = aggregator.needs
+    if not isinstance(needs, Collection) or not all(isinstance(n, Disclosure) for n in needs):
+        allowed = "must be a frozenset of noisewise.aggregation.Disclosure"
+        raise InvalidValueError(f"{method}.needs", needs, allowed)
 
 
 def plan_clients(
@@ -244,18 +257,8 @@ def make_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
     loaded = load_object(facts.factory, "method.name")
     factory = loaded if callable(loaded) else (lambda: loaded)
     try:
-        aggregator = factory(**arguments)
+        aggregator: Any = factory(**arguments)
     except TypeError as error:
         raise InvalidValueError("method.options", dict(options or {}), str(error)) from error
-    if not isinstance(aggregator, Aggregator):
-        raise InvalidValueError(
-            "method.name", name, "must be an aggregator: an object with needs and aggregate()"
-        )
-    if not all(isinstance(need, Disclosure) for need in aggregator.needs):
-        raise InvalidValueError(
-            f"{name}.needs",
-            aggregator.needs,
-            "must be a frozenset of noisewise.aggregation.Disclosure",
-        )
     fields["shares_model"] = facts.shares_model
     return Method(name, aggregator, facts.adapt, facts.private, facts.summary, **fields)

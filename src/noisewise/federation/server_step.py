@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,6 +80,9 @@ def server_step(
         snapshot: the state before the round; the clients' rounds are counted already.
         screened: the updates that can be aggregated, and why others were dropped.
         disclose: what the aggregator declares that it needs.
+
+    Raises:
+        UpdateError: the aggregator returned something of another type or shape.
     """
     number, ids = snapshot.round + 1, screened.updates.ids
     factor, (own, of_optimiser) = method.rate_factor(number), _parted(snapshot.state)
@@ -86,14 +90,13 @@ def server_step(
     if factor != 1.0:  # aggregators see updates of one scale in all rounds
         updates = UpdateMatrix(updates.values / factor, ids)
     try:
-        aggregation: object = method.aggregator.aggregate(
-            ServerView(updates, number, disclose(ids)), own
+        aggregation = _checked(
+            method.aggregator.aggregate(ServerView(updates, number, disclose(ids)), own),
+            method.name,
+            updates,
         )
     except NoHonestUpdateError as error:
         return unchanged(snapshot, {**dict.fromkeys(ids, DropReason.of(error)), **screened.dropped})
-    if not isinstance(aggregation, Aggregation):  # users write aggregators too
-        kind = type(aggregation).__name__
-        raise UpdateError(f"{method.name}: aggregate() must return an Aggregation, not {kind}")
     delta, auto = aggregation.delta.to(snapshot.theta), method.auto
     change = method.server_rate * delta if auto is None else auto.scaled(delta)
     if factor != 1.0:
@@ -106,6 +109,41 @@ def server_step(
     average = _average(snapshot, theta, _newest_share(method, number))
     after = Snapshot(number, theta, state, snapshot.rounds_done, average)
     return ServerStep(after, {**screened.dropped, **aggregation.refused}, ids, aggregation)
+
+
+def _checked(aggregation: object, method: str, updates: UpdateMatrix) -> Aggregation:
+    """The result of an aggregator, which users write too.
+
+    Raises:
+        UpdateError: the type of a part or the shape of an array is wrong.
+    """
+    if not isinstance(aggregation, Aggregation):
+        kind = type(aggregation).__name__
+        raise UpdateError(f"{method}: aggregate() must return an Aggregation, not {kind}")
+    delta: object = aggregation.delta
+    if not isinstance(delta, Tensor):
+        kind = type(delta).__name__
+        raise UpdateError(f"{method}: Aggregation.delta must be a tensor, not {kind}")
+    p, n = updates.values.shape
+    expected: list[tuple[str, Any, int]] = [
+        ("delta", delta, p),
+        ("weights", aggregation.weights, n),
+    ]
+    if aggregation.noise is not None:
+        n_estimated = sum(client not in aggregation.refused for client in updates.ids)
+        expected.append(("noise.variance", aggregation.noise.variance, n_estimated))
+    for name, array, size in expected:
+        shape = tuple(np.shape(array))
+        if shape != (size,):
+            allowed = f"must have the shape ({size},), not {shape}"
+            raise UpdateError(f"{method}: Aggregation.{name} {allowed}")
+    for name, array in aggregation.state.items():
+        is_array = isinstance(array, np.ndarray)
+        if not is_array or array.dtype.kind not in "fU":  # what checkpoints store
+            form = str(array.dtype) if is_array else type(array).__name__
+            allowed = f"must be a numpy array of floats or texts, not {form}"
+            raise UpdateError(f"{method}: Aggregation.state[{name!r}] {allowed}")
+    return aggregation
 
 
 def _parted(state: State) -> tuple[State, State]:

@@ -80,7 +80,8 @@ class NoiseTracker:
             rounds only, and how many ``estimates`` ([n]) were averaged.
 
         Raises:
-            UpdateError: an id occurs twice, or the number of ids is not n.
+            UpdateError: an id occurs twice, the number of ids is not n, or the estimator returned
+                something else than n energies.
 
         Example:
             >>> from noisewise.noise import Norm
@@ -111,8 +112,10 @@ class NoiseTracker:
         """Estimate from this round's updates, with a warm start if every client is known."""
         if isinstance(self.estimator, WarmStart) and all(client in memory.levels for client in ids):
             start = memory.recall(ids, self.estimator.name).variance
-            return self.estimator.estimate_from(updates, start)
-        return self.estimator.estimate(updates)
+            estimate: object = self.estimator.estimate_from(updates, start)
+        else:
+            estimate = self.estimator.estimate(updates)
+        return _checked(estimate, self.estimator.name, len(ids))
 
     def _can_reuse(self, ids: Sequence[str], memory: _Memory) -> bool:
         """Return whether no estimate is due in this round and every client is known."""
@@ -153,6 +156,22 @@ class NoiseTracker:
         count = memory.counts[client] + 1
         memory.levels[client] = level + (observed - level) / min(count, self.memory)
         memory.counts[client] = count
+
+
+def _checked(estimate: object, name: str, n_clients: int) -> NoiseEstimate:
+    """The result of an estimator, which users write too.
+
+    Raises:
+        UpdateError: its type or the shape of its variances is wrong.
+    """
+    if not isinstance(estimate, NoiseEstimate):
+        kind = type(estimate).__name__
+        raise UpdateError(f"estimator {name}: must return a NoiseEstimate, not {kind}")
+    shape = tuple(np.shape(estimate.variance))
+    if shape != (n_clients,):
+        allowed = f"must have the shape ({n_clients},), not {shape}"
+        raise UpdateError(f"estimator {name}: NoiseEstimate.variance {allowed}")
+    return estimate
 
 
 @dataclass
