@@ -17,8 +17,7 @@ from noisewise.training.engine.cleared_rows import clear_rows, without_rows
 from noisewise.training.engine.layer_interface import LayerOptions, NotCoveredError
 from noisewise.training.engine.loss_gradients import LossGradients
 from noisewise.training.engine.network import Network, Use
-from noisewise.training.engine.patch_products import PatchProducts
-from noisewise.training.engine.pieces import Parts, combined
+from noisewise.training.engine.pieces import Parts, can_stream, combined
 from noisewise.training.engine.record_axes import PROBE_SIZES
 from noisewise.training.engine.record_separation import (
     PROBE_RECORDS,
@@ -371,7 +370,7 @@ def _clipped(
     """Squared norms [b] over all parameters, and a function that adds the clipped gradients."""
     pieces = combined([piece for use, g in uses for piece in use.pieces(g)])
     streamed = max(
-        (piece for piece in pieces if isinstance(piece, PatchProducts)),
+        (piece for piece in pieces if can_stream(piece)),
         key=lambda piece: piece.size,
         default=None,
     )

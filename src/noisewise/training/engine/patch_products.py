@@ -164,21 +164,12 @@ class PatchProducts:
 
     @property
     def size(self) -> int:
-        """Number of values of all records' gradients together."""
+        """See `Streamable`."""
         blocks, rows, columns = self._product.shape
         return len(self._x) * blocks * rows * columns
 
     def stream(self, norms: Tensor, clip_norm: float | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Clip and add the gradients, a few records at a time.
-
-        Args:
-            norms: [b] squared norms over all other parameters.
-            clip_norm: c.
-
-        Returns:
-            Squared norms over all parameters [b], clipping factors [b], and the weighted sum
-            [blocks, n].
-        """
+        """See `Streamable`; the weighted sum is [blocks, n]."""
         norms, factors = norms.clone(), torch.empty_like(norms)
         blocks, rows, columns = self._product.shape
         sums = norms.new_zeros(blocks, 1, rows * columns)
@@ -193,7 +184,7 @@ class PatchProducts:
         return norms, factors, sums
 
     def add_streamed(self, sums: Tensor, parts: Parts) -> None:
-        """Add the weighted sum that `stream` returned."""
+        """See `Streamable`."""
         self._scatter(sums, parts[self.indices[0]])
 
     def squared_norms(self, floor: float = 0.0) -> Tensor:

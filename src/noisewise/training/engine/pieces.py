@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from noisewise.training.engine.cost_model import is_near, prefer_ghost, values_a
 
 __all__ = [
     "Affine",
+    "Joinable",
     "Lookups",
     "Outer",
     "Parts",
@@ -34,7 +35,9 @@ __all__ = [
     "Rows",
     "Scatter",
     "Single",
+    "Streamable",
     "added",
+    "can_stream",
     "combined",
 ]
 
@@ -88,6 +91,50 @@ class Single(Piece, Protocol):
     def rows(self) -> Tensor:
         """The gradients: [b, n] float64, in the parameter's order."""
         ...
+
+
+@runtime_checkable
+class Joinable(Single, Protocol):
+    """Gradients of one use of a parameter that can be added to those of other uses at less cost."""
+
+    def joined(self, others: Sequence[Single]) -> Piece | None:
+        """The sum over all uses, or None if it has to be computed from `Single.rows`.
+
+        Args:
+            others: the gradients of the parameter's other uses.
+        """
+        ...
+
+
+class Streamable(Piece, Protocol):
+    """Gradients that can be clipped and added a few records at a time, without storing them all."""
+
+    @property
+    def size(self) -> int:
+        """Number of values of all records' gradients together."""
+        ...
+
+    def stream(self, norms: Tensor, clip_norm: float | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Clip and add the gradients.
+
+        Args:
+            norms: [b] squared norms over all other parameters.
+            clip_norm: c.
+
+        Returns:
+            Squared norms over all parameters [b], clipping factors [b], and the weighted sum, for
+            `add_streamed`.
+        """
+        ...
+
+    def add_streamed(self, sums: Tensor, parts: Parts) -> None:
+        """Add the weighted sum that `stream` returned to the parameters' parts."""
+        ...
+
+
+def can_stream(piece: Piece) -> TypeGuard[Streamable]:
+    """Whether a piece is `Streamable`; one member decides, because every batch asks."""
+    return hasattr(piece, "stream")
 
 
 def _squared_lengths(values: Tensor) -> Tensor:
@@ -231,10 +278,10 @@ class Outer:
         self._ghost = prefer_ghost(a.shape[0], a.shape[2], a.shape[3], g.shape[3])
         self._rows: Rows | None = None
 
-    def joined(self, others: Sequence[Outer]) -> Outer | None:
-        """The sum over several uses of a matrix, as one use at all their positions."""
-        uses = [self, *others]
-        if any(use._scatter is not None for use in uses):
+    def joined(self, others: Sequence[Single]) -> Outer | None:
+        """See `Joinable`; the same as one use at the positions of all uses."""
+        uses = [self, *(other for other in others if isinstance(other, Outer))]
+        if len(uses) <= len(others) or any(use._scatter is not None for use in uses):
             return None
         double = any(torch.float64 in (use._a.dtype, use._g.dtype) for use in uses)
         dtype = torch.float64 if double else self._a.dtype
@@ -369,11 +416,9 @@ def _sum(index: int, pieces: list[Single]) -> Piece:
     first, *others = pieces
     if not others:
         return first
-    matrices = [piece for piece in others if isinstance(piece, Outer)]
-    if isinstance(first, Outer) and len(matrices) == len(others):
-        joined = first.joined(matrices)
-        if joined is not None:
-            return joined
+    joined = first.joined(others) if isinstance(first, Joinable) else None
+    if joined is not None:
+        return joined
     total = first.rows().clone()
     for piece in others:
         total += piece.rows()
