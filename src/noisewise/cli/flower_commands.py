@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -17,8 +19,9 @@ from noisewise.cli.common import (
 from noisewise.errors import InvalidValueError
 
 if TYPE_CHECKING:
-    from noisewise.aggregation.permitted_plans import Permitted
     from noisewise.flower.new_app import AppSettings
+else:
+    AppSettings = Any  # typer evaluates annotations, and the import takes a second
 
 flower_app = typer.Typer(
     help="Real federations with Flower: write an app, check a site, show how a run ended.",
@@ -55,9 +58,7 @@ RoundsMin = Annotated[
 ClipNormMin = Annotated[float, typer.Option(help="Smallest clipping norm of a site.")]
 
 
-@flower_app.command("new")
-def flower_new_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
+def _app_settings(
     method: MethodName = "RobustHDP",
     learning_rate: Rate = "0.5",
     model: ModelName = "softmax",
@@ -71,6 +72,45 @@ def flower_new_command(
     rounds_min: RoundsMin = 3,
     clip_norm_min: ClipNormMin = 1.0,
     task: TaskName = "classification",
+) -> AppSettings:
+    """The settings of an app, from the options of `flower new` and `flower floor`."""
+    from noisewise.aggregation.permitted_plans import Permitted
+    from noisewise.flower.new_app import AppSettings
+
+    permitted = Permitted(
+        epsilon_max,
+        delta_max,
+        _range("records", records),
+        _range("batch", batch),
+        _range("epochs", epochs),
+        rounds_min,
+        clip_norm_min,
+    )
+    shape = _numbers("input-shape", input_shape, ",")
+    return AppSettings(method, _rate(learning_rate), model, shape, classes, permitted, task)
+
+
+def _with_app_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `_app_settings`; it receives the result as ``settings``."""
+    options = inspect.signature(_app_settings, eval_str=True).parameters
+    parameters = dict(inspect.signature(command, eval_str=True).parameters)
+    del parameters["settings"]
+
+    def run(**values: Any) -> None:
+        settings = _app_settings(**{name: values.pop(name) for name in options})
+        command(settings=settings, **values)
+
+    run.__doc__ = command.__doc__
+    signature = inspect.Signature([*parameters.values(), *options.values()])
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    return run
+
+
+@flower_app.command("new")
+@_with_app_options
+def flower_new_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
+    settings: AppSettings,
 ) -> None:
     """Write a complete Flower app: server, client, a site's file, keys, README.
 
@@ -83,10 +123,6 @@ def flower_new_command(
     """
     from noisewise.flower.new_app import write_app
 
-    settings = _settings(
-        method, learning_rate, model, input_shape, classes,
-        _permitted(epsilon_max, delta_max, records, batch, epochs, rounds_min, clip_norm_min), task,
-    )  # fmt: skip
     for path in write_app(folder, settings):
         say(f"{path}")
     say(f"Permitted for sites: {settings.permitted.words()}.")
@@ -95,48 +131,17 @@ def flower_new_command(
 
 
 @flower_app.command("floor")
-def flower_floor_command(
-    method: MethodName = "RobustHDP",
-    learning_rate: Rate = "0.5",
-    model: ModelName = "softmax",
-    input_shape: Shape = "1,8,8",
-    classes: Classes = 10,
-    epsilon_max: EpsilonMax = 16.0,
-    delta_max: DeltaMax = 1e-4,
-    records: Records = "64:400",
-    batch: Batch = "64",
-    epochs: Epochs = "4",
-    rounds_min: RoundsMin = 3,
-    clip_norm_min: ClipNormMin = 1.0,
-) -> None:
+@_with_app_options
+def flower_floor_command(settings: AppSettings) -> None:
     """Compute the noise floor again after the settings of an app have changed.
 
     Example:
       noisewise flower floor --learning-rate 0.1 --epsilon-max 4 --records 500:5000 --batch 64
     """
-    settings = _settings(
-        method, learning_rate, model, input_shape, classes,
-        _permitted(epsilon_max, delta_max, records, batch, epochs, rounds_min, clip_norm_min),
-    )  # fmt: skip
     fields = settings.fields()
     say(f"# {settings.permitted.words()}")
     say(f"noise-floor = {fields['noise_floor']}")
     say(f'noise-floor-for = "{fields["floor_for"]}"')
-
-
-def _settings(
-    method: str,
-    learning_rate: str,
-    model: str,
-    input_shape: str,
-    classes: int,
-    permitted: Permitted,
-    task: str = "classification",
-) -> AppSettings:
-    from noisewise.flower.new_app import AppSettings
-
-    shape = _numbers("input-shape", input_shape, ",")
-    return AppSettings(method, _rate(learning_rate), model, shape, classes, permitted, task)
 
 
 def _rate(text: str) -> float | Literal["auto"]:
@@ -146,28 +151,6 @@ def _rate(text: str) -> float | Literal["auto"]:
         return positive_number("--learning-rate", float(text))
     except ValueError:
         raise InvalidValueError("--learning-rate", text, 'must be a number > 0 or "auto"') from None
-
-
-def _permitted(
-    epsilon: float,
-    delta: float,
-    records: str,
-    batch: str,
-    epochs: str,
-    rounds: int,
-    clip_norm: float,
-) -> Permitted:
-    from noisewise.aggregation.permitted_plans import Permitted
-
-    return Permitted(
-        epsilon,
-        delta,
-        _range("records", records),
-        _range("batch", batch),
-        _range("epochs", epochs),
-        rounds,
-        clip_norm,
-    )
 
 
 def _range(name: str, text: str) -> tuple[int, int]:
