@@ -268,10 +268,10 @@ def _train(
         execution = Execution(workers, training.executor, training.ray_address)
         return [tasks[0](execution=execution)]
 
-    def in_seat(task: Callable[..., RunResult], make_executor: MakeExecutor) -> RunResult:
+    def train_in_step(task: Callable[..., RunResult], make_executor: MakeExecutor) -> RunResult:
         return task(execution=Execution(executor=make_executor))
 
-    return in_lock_step([partial(in_seat, task) for task in tasks])
+    return in_lock_step([partial(train_in_step, task) for task in tasks])
 
 
 def attack_rows(outcomes: Sequence[tuple[AttackRun, RunResult]]) -> tuple[AttackRow, ...]:

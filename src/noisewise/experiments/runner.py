@@ -385,7 +385,7 @@ def _train_in_process(
     """Train one run in a process of its own and send the records of its rounds and its outcome.
 
     All of it runs on one thread: OpenMP's threads of the parent do not exist after a fork, and a
-    parallel operation would wait for them for ever.
+    parallel operation would wait for them forever.
     """
     follow_parent()
     sys.stderr = sys.__stderr__  # the parent's display may have held a lock on the other one

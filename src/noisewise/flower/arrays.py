@@ -1,7 +1,7 @@
 """Flower's array records and numpy arrays, with every claim of a record checked.
 
 An array of Flower is the bytes of a ``.npy`` file together with a name, a shape and a type. None
-of them is believed: the header is read first, and nothing of the size that it claims is allocated.
+of them is trusted: the header is read first, and no memory of the size that it claims is allocated.
 This file needs no torch: a relay at a site imports it.
 """
 

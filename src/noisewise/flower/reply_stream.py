@@ -99,10 +99,10 @@ def senders(
 
     Args:
         instructions: the messages, by node.
-        replies: of these nodes.
+        replies: messages that have arrived.
 
     Returns:
-        (node that was asked, its reply), without messages that answer none of ``asked``.
+        (node that was asked, its reply); messages that answer no instruction are left out.
     """
     nodes = {message.metadata.message_id: node for node, message in instructions.items()}
     for reply in replies:

@@ -1,4 +1,4 @@
-"""What a server tells of a round: a line in its log, and the metrics of Flower's result."""
+"""What a server reports about a round: a line in its log, and the metrics of Flower's result."""
 
 from __future__ import annotations
 

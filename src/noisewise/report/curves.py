@@ -41,12 +41,12 @@ class Curve(NamedTuple):
 
 def curve_of(runs: Sequence[RunResult], measure: Measure) -> Curve:
     """Return the rounds that all runs with any figure have, and their figures."""
-    found = [
+    curves = [
         {r.round: v for r in run.rounds if math.isfinite(v := measure(run, r))} for run in runs
     ]
-    found = [figures for figures in found if figures]
-    rounds = sorted(set.intersection(*map(set, found))) if found else []
-    return Curve(rounds, np.array([[figures[r] for r in rounds] for figures in found]))
+    curves = [figures for figures in curves if figures]
+    rounds = sorted(set.intersection(*map(set, curves))) if curves else []
+    return Curve(rounds, np.array([[figures[r] for r in rounds] for figures in curves]))
 
 
 def accuracy_curve(runs: Sequence[RunResult]) -> Curve:

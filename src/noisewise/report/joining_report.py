@@ -179,8 +179,8 @@ def does_joining_pay(results: Sequence[RunResult]) -> Joining | None:
     gains = {method: clients for method, clients in gains.items() if clients}
     if not gains:
         return None
-    told_nothing = [method for method in gains if not common[method][0].needs]
-    best = min(told_nothing or gains, key=lambda method: _rank(common[method]))
+    without_needs = [method for method in gains if not common[method][0].needs]
+    best = min(without_needs or gains, key=lambda method: _rank(common[method]))
     seeds = {run.seed for run in baselines[alone]} & {run.seed for run in common[best]}
     metric = baselines[alone][0].metric
     return Joining(best, alone, gains[best], gains, len(seeds), metric)

@@ -39,7 +39,7 @@ def model_card(
     Example:
         The card of a run that a folder holds:
 
-            text = model_card(nw.load_result("runs/demo/runs/NoiseWise_seed0"))
+            text = model_card(nw.load_result("runs/demo/runs/NoiseWise-seed0"))
             Path("MODEL_CARD.md").write_text(text)
     """
     result = printable_run(result)

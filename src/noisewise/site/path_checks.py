@@ -22,7 +22,7 @@ class Finding:
         subject: what was checked.
         fault: what is wrong; empty if nothing is.
         remedy: what to do about it, or about the warning.
-        warning: what the vault starts with all the same, or what cannot be checked.
+        warning: a weakness with which the vault still starts, or what cannot be checked.
     """
 
     subject: str
@@ -46,29 +46,29 @@ def only_ours_to_write(path: Path, name: str) -> Finding:
     if path.absolute() != real:
         return Finding(subject, "a part of it is a symbolic link, or ..", f"use {real} instead")
     missing = False
-    for place in (real, *real.parents):
+    for part in (real, *real.parents):
         try:
-            found = os.lstat(place)
+            status = os.lstat(part)
         except (FileNotFoundError, NotADirectoryError):
             missing = True
             continue
         except OSError as error:
-            return Finding(subject, f"{place}: {error.strerror}", "correct the path")
-        mode = stat.S_IMODE(found.st_mode)
+            return Finding(subject, f"{part}: {error.strerror}", "correct the path")
+        mode = stat.S_IMODE(status.st_mode)
         if missing and mode & stat.S_ISVTX and mode & 0o022:
-            fault = f"is missing, and other accounts can create it in {place}"
-            return Finding(subject, fault, f"install -d -m 0700 {real}, or remove its name")
-        is_shared = place != real and mode & stat.S_ISVTX and found.st_uid == 0
+            reason = f"is missing, and other accounts can create it in {part}"
+            return Finding(subject, reason, f"install -d -m 0700 {real}, or remove its name")
+        is_shared = part != real and mode & stat.S_ISVTX and status.st_uid == 0
         # as /tmp: others cannot rename or remove what is not theirs
-        found_fault = None if is_shared else fault_of(place, found.st_uid, mode, found.st_gid)
-        if found_fault is not None:
-            return Finding(subject, *found_fault)
+        fault = None if is_shared else fault_of(part, status.st_uid, mode, status.st_gid)
+        if fault is not None:
+            return Finding(subject, *fault)
         missing = False
     return Finding(subject)
 
 
 def fault_of(
-    place: Path,
+    path: Path,
     owner: int,
     mode: int,
     group: int,
@@ -76,13 +76,13 @@ def fault_of(
 ) -> tuple[str, str] | None:
     """Fault and remedy of one file or folder, from its owner, mode and group."""
     if owner not in (0, os.geteuid()):
-        return f"{place} belongs to {user_name(owner)}", f"chown root {place}"
+        return f"{path} belongs to {user_name(owner)}", f"chown root {path}"
     if mode & stat.S_IWOTH:
-        return f"{place} is writable by all accounts", chmod(mode & ~0o022, place)
-    if mode & stat.S_IWGRP and "system.posix_acl_access" in os.listxattr(place):
-        return f"{place} has an access list that lets others write", f"setfacl --remove-all {place}"
+        return f"{path} is writable by all accounts", chmod(mode & ~0o022, path)
+    if mode & stat.S_IWGRP and "system.posix_acl_access" in os.listxattr(path):
+        return f"{path} has an access list that lets others write", f"setfacl --remove-all {path}"
     if mode & stat.S_IWGRP and (others := (members_of or members)(group)):
-        return f"{place} is writable by {', '.join(others[:3])}", chmod(mode & ~0o022, place)
+        return f"{path} is writable by {', '.join(others[:3])}", chmod(mode & ~0o022, path)
     return None
 
 

@@ -77,7 +77,7 @@ class Site:
 
     @property
     def budget(self) -> PrivacyBudget:
-        """The promise."""
+        """The promised epsilon and delta."""
         return PrivacyBudget(self.config.budget.epsilon, self.config.budget.delta)
 
     @property
@@ -124,7 +124,7 @@ class Site:
         return self.rules.form
 
     def open_ledger(self) -> Ledger:
-        """The ledger, if it is this dataset's and has this promise.
+        """The ledger, if it belongs to this dataset and has this budget.
 
         Raises:
             LedgerError: it cannot be trusted.
@@ -144,9 +144,9 @@ class Site:
         part = self.config.data
         if part.function:
             inputs, targets, persons = _from_function(part.function, self.plan.unit)
-            return self._sound(inputs, targets, persons, "data")
+            return self._usable(inputs, targets, persons, "data")
         arrays = self._read(part.file or "", "data.file")
-        return self._sound(joined_inputs(arrays), arrays["targets"], arrays.get("persons"), "data")
+        return self._usable(joined_inputs(arrays), arrays["targets"], arrays.get("persons"), "data")
 
     def held_out(self) -> TensorData:
         """The records that are not trained on."""
@@ -154,12 +154,12 @@ class Site:
         if part.held_out:
             arrays = self._read(part.held_out, "data.held_out")
             inputs, persons = joined_inputs(arrays), arrays.get("persons")
-            return self._sound(inputs, arrays["targets"], persons, "data.held_out")
+            return self._usable(inputs, arrays["targets"], persons, "data.held_out")
         if part.file:
             arrays = self._read(part.file, "data.file")
             if "test_targets" in arrays:
                 inputs, persons = joined_inputs(arrays, "test_inputs"), arrays.get("test_persons")
-                return self._sound(inputs, arrays["test_targets"], persons, "data (held out)")
+                return self._usable(inputs, arrays["test_targets"], persons, "data (held out)")
         allowed = "must name a file, or data.file must hold test_inputs and test_targets"
         raise InvalidValueError("data.held_out", part.held_out, allowed)
 
@@ -169,7 +169,7 @@ class Site:
             self.folder / file, data.target, field, self.columns, values=values, person=data.person
         )
 
-    def _sound(
+    def _usable(
         self, inputs: object, targets: object, persons: NDArray[np.int64] | None, field: str
     ) -> TensorData:
         features, images = self.features, self.config.data.images

@@ -24,29 +24,29 @@ Fault = tuple[str, str]
 
 def software_findings() -> list[Finding]:
     """Check the paths that this process runs code from, and all files below them."""
-    return _findings(tuple(_places()), tuple(_folders()), os.geteuid())
+    return _findings(tuple(_code_paths()), tuple(_folders()), os.geteuid())
 
 
-def _places() -> list[Path]:
+def _code_paths() -> list[Path]:
     """Paths that decide which code runs, existing or not: others may not create them either."""
-    found = [Path(sys.executable), Path(sys.prefix), Path(noisewise.__file__).parent]
-    found += [Path(sys.prefix, "pyvenv.cfg"), *(Path(one).absolute() for one in sys.path)]
-    return sorted({path.resolve() for path in found})
+    paths = [Path(sys.executable), Path(sys.prefix), Path(noisewise.__file__).parent]
+    paths += [Path(sys.prefix, "pyvenv.cfg"), *(Path(one).absolute() for one in sys.path)]
+    return sorted({path.resolve() for path in paths})
 
 
 def _folders() -> list[Path]:
     """Folders whose files are code."""
-    found = [path for path in map(Path, sys.path) if path.absolute() != Path("/")]
-    found.append(Path(noisewise.__file__).parent)
+    paths = [path for path in map(Path, sys.path) if path.absolute() != Path("/")]
+    paths.append(Path(noisewise.__file__).parent)
     if sys.prefix not in ("/usr", "/"):  # a system's own folder has programs of many accounts
-        found.append(Path(sys.prefix, "bin"))
-    folders = {path.resolve() for path in found if path.is_dir()}
+        paths.append(Path(sys.prefix, "bin"))
+    folders = {path.resolve() for path in paths if path.is_dir()}
     return sorted(folder for folder in folders if not folders & set(folder.parents))
 
 
 @functools.cache  # once in a process: a large environment has 100,000 files
-def _findings(places: tuple[Path, ...], folders: tuple[Path, ...], own: int) -> list[Finding]:
-    findings = [only_ours_to_write(path, "software") for path in places]
+def _findings(paths: tuple[Path, ...], folders: tuple[Path, ...], own: int) -> list[Finding]:
+    findings = [only_ours_to_write(path, "software") for path in paths]
     walk = _Walk()
     for folder in folders:
         faults = list(walk.faults(folder))
@@ -78,18 +78,18 @@ class _Walk:
             except PermissionError:
                 continue  # this account cannot run code from it either
             for entry in listed:
-                found = entry.stat(follow_symlinks=False)
-                is_link, is_folder = stat.S_ISLNK(found.st_mode), stat.S_ISDIR(found.st_mode)
+                status = entry.stat(follow_symlinks=False)
+                is_link, is_folder = stat.S_ISLNK(status.st_mode), stat.S_ISDIR(status.st_mode)
                 if is_link:
                     self._links.add(os.path.realpath(entry.path))
-                elif is_folder and (key := (found.st_dev, found.st_ino)) not in self._seen:
+                elif is_folder and (key := (status.st_dev, status.st_ino)) not in self._seen:
                     self._seen.add(key)
                     waiting.append(entry.path)
-                writable = found.st_mode & _WRITE_BY_OTHERS and not is_link
-                if writable or found.st_uid not in (0, os.geteuid()):
-                    mode = stat.S_IMODE(found.st_mode) & (0 if is_link else ~0)
-                    place = Path(entry.path)
-                    fault = fault_of(place, found.st_uid, mode, found.st_gid, self._members)
+                writable = status.st_mode & _WRITE_BY_OTHERS and not is_link
+                if writable or status.st_uid not in (0, os.geteuid()):
+                    mode = stat.S_IMODE(status.st_mode) & (0 if is_link else ~0)
+                    path = Path(entry.path)
+                    fault = fault_of(path, status.st_uid, mode, status.st_gid, self._members)
                     if fault is not None:
                         yield fault
 

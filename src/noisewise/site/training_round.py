@@ -95,7 +95,7 @@ def _trained(
 
 
 def _warn_of_size(site: Site, data: TensorData) -> None:
-    planned, found, unit = site.config.declared_units, data.count(site.plan.unit), site.plan.unit
-    if abs(found - planned) > RECORDS_TOLERANCE * planned:
+    planned, usable, unit = site.config.declared_units, data.count(site.plan.unit), site.plan.unit
+    if abs(usable - planned) > RECORDS_TOLERANCE * planned:
         text = "data.%ss = %d in the plan, but there are %d %ss"
-        _log.warning(text, unit, planned, found, unit)
+        _log.warning(text, unit, planned, usable, unit)
