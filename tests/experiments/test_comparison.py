@@ -287,3 +287,51 @@ def test_a_sweep_checks_its_combinations_together() -> None:
     fits = {"population.epsilon": [[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]}
     both = nw.compare(CONTENT, ["DPFedAvg"], 1, sweep=fits, set={"data.clients": 3})
     assert len(both.results) == 2
+
+
+COMPARE: list[tuple[str, dict[str, Any], str]] = [
+    ("a number", {"config": 5}, "config = 'int': must be a config, its content as a mapping"),
+    ("no config", {"config": None}, "config = 'NoneType': must be a config"),
+    ("a number of methods", {"methods": 5}, "methods = 5: must be a list of names"),
+    ("a class", {"methods": [nw.NoiseWise]}, "method = 'NoiseWise': must be a name, .*MethodConf"),
+    ("an object", {"methods": [nw.NoiseWise()]}, "method = 'NoiseWise': must be a name"),
+    ("workers as text", {"workers": "2"}, "workers = '2': must be a whole number"),
+    ("no workers", {"workers": 0}, "workers = 0: must be a whole number"),
+    ("a huge seed", {"set": {"seed": 2**63}}, f"seed = {2**63}: must be at most {2**63 - 1}"),
+    ("set as text", {"set": "seed=3"}, "set = 'seed=3': must be a mapping from dotted names"),
+    ("set without names", {"set": {5: 1}}, "set = .*must be a mapping from dotted names"),
+    ("a swept value", {"sweep": {"seed": 3}}, "sweep: seed = 3: must be a list of values"),
+    ("a swept text", {"sweep": {"data.name": "mnist"}}, "sweep: data.name = 'mnist': .* list"),
+    ("nothing swept", {"sweep": {"seed": []}}, r"sweep: seed = \[\]: must be one or more values"),
+    ("a list to sweep", {"sweep": ["seed"]}, "sweep = .*must be a mapping"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"), [c[1:] for c in COMPARE], ids=[c[0] for c in COMPARE]
+)
+def test_bad_arguments_are_one_line(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidValueError, match=words) as caught:
+        nw.compare(**{"config": CONTENT, "methods": ["DPFedAvg"], "seeds": 1, **arguments})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", [5, nw.NoiseWise, ["DPFedAvg"], {"name": "DPFedAvg"}])
+def test_what_is_no_method_is_one_line(method: Any) -> None:
+    with pytest.raises(
+        InvalidValueError, match=r"method = .*must be a name, \"package.module:name\""
+    ):
+        nw.run(CONTENT, method)
+
+
+def test_one_attacker_and_one_attack_as_text() -> None:
+    """A text is one name, not a list of its letters."""
+    study = nw.study_attacks(CONTENT, "client-00", methods=["DPFedAvg"], attacks="zero")
+    assert [(run.attack, run.attackers) for run in study.runs] == [
+        ("no attack", ("client-00",)), ("zero", ("client-00",)),
+    ]  # fmt: skip
+    assert repr(study) == (
+        "AttackStudy(runs=2, methods=['DPFedAvg'], attacks=['no attack', 'zero'])"
+    )
+    with pytest.raises(InvalidValueError, match="attackers = None: must be a list of names"):
+        nw.study_attacks(CONTENT, None)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from noisewise.federation.results import RunResult
 from noisewise.report.attack_report import AttackRow, attack_figure
 from noisewise.report.chart import save_figure
 from noisewise.storage import to_json, write_atomic
+from noisewise.text import short_repr
 from noisewise.training.heads import head_of
 
 __all__ = [
@@ -79,12 +80,19 @@ class AttackRun:
         return f"{self.job.folder_name}{guard}-{self.attack.replace(' ', '-')}{ids}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AttackStudy:
     """The runs of a study and their results, in the same order."""
 
     runs: tuple[AttackRun, ...]
     results: tuple[RunResult, ...]
+
+    def __repr__(self) -> str:
+        """The number of runs, and the methods and attacks."""
+        return short_repr(
+            self, runs=len(self.runs), methods=list(dict.fromkeys(run.label for run in self.runs)),
+            attacks=list(dict.fromkeys(run.attack for run in self.runs)),
+        )  # fmt: skip
 
     @property
     def rows(self) -> tuple[AttackRow, ...]:
@@ -184,7 +192,8 @@ def attack_runs(
             twice.
     """
     config = setup.config
-    kinds = list(ATTACKS) if attacks is None else list(attacks)
+    kinds = list(ATTACKS) if attacks is None else _listed("attacks", attacks)
+    attackers = _listed("attackers", attackers)
     names = [Job(method, setup.seed).folder_name for method in methods]
     for field, entries in (("attacks", kinds), ("attackers", attackers), ("methods", names)):
         if not entries:
@@ -215,6 +224,15 @@ def attack_runs(
                 label = f"{job.label} + guard" if guarded else job.label
                 runs.append(AttackRun(label, kind, members, attacked_config, job))
     return tuple(runs)
+
+
+def _listed(field: str, entries: object) -> list[str]:
+    """The entries as a list; one text is one entry."""
+    if isinstance(entries, str):
+        return [entries]
+    if not isinstance(entries, Iterable):
+        raise InvalidValueError(field, entries, "must be a list of names")
+    return list(entries)
 
 
 def train_runs(

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from noisewise.checks import positive_int
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.config import ConfigSource, ExperimentConfig, MethodConfig, dump_config
 from noisewise.experiments.config_task import config_task
@@ -276,6 +277,7 @@ def compare(
         >>> [(result.method, result.status) for result in comparison.results]
         [('DPFedAvg', 'finished'), ('WeiAvg', 'finished')]
     """
+    positive_int("workers", workers)
     target = None if folder is None else Path(folder)
     points = sweep_points(config, sweep or {}, methods, seeds, set)
     paths = [target / p.folder_name if target and sweep else target for p in points]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,7 @@ __all__ = [
     "FeaturesConfig",
     "MethodConfig",
     "as_config",
+    "check_overrides",
     "dump_config",
     "load_config",
     "parse_config",
@@ -418,6 +420,10 @@ def as_config(source: ConfigSource, overrides: Mapping[str, Any] | None = None) 
     Raises:
         InvalidValueError: names the file or the first invalid field.
     """
+    kind: object = source
+    if not isinstance(kind, (ExperimentConfig, Mapping, str, os.PathLike)):
+        allowed = "must be a config, its content as a mapping, or the path of a TOML file"
+        raise InvalidValueError("config", type(kind).__name__, allowed)
     if isinstance(source, ExperimentConfig):
         if not overrides:
             return source
@@ -427,8 +433,16 @@ def as_config(source: ConfigSource, overrides: Mapping[str, Any] | None = None) 
     return load_config(source, overrides)
 
 
+def check_overrides(overrides: object) -> None:
+    """Refuse what is not a mapping from dotted names of config fields to values."""
+    if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
+        allowed = "must be a mapping from dotted names of config fields to values"
+        raise InvalidValueError("set", overrides, allowed)
+
+
 def replace_fields(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a config's content with some fields (dotted name -> value) replaced."""
+    check_overrides(overrides)
     changed: dict[str, Any] = copy.deepcopy(dict(content))
     for key, value in overrides.items():
         *parents, last = key.split(".")

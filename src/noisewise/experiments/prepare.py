@@ -47,6 +47,7 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
+_LARGEST_SEED = 2**63 - 1  # that torch takes
 
 
 def prepare(
@@ -118,11 +119,20 @@ def prepare(
 
 
 def find_method(config: ExperimentConfig, method: str | MethodConfig | None = None) -> MethodConfig:
-    """The settings of a method; see `prepare` for the arguments."""
+    """The settings of a method; see `prepare` for the arguments.
+
+    Raises:
+        InvalidValueError: ``method`` is neither the name of a method nor a `MethodConfig`.
+    """
     if method is None:
         return config.method
     if isinstance(method, MethodConfig):
         return method
+    kind: object = method
+    if not isinstance(kind, str):
+        name = getattr(kind, "__name__", type(kind).__name__)
+        allowed = 'must be a name, "package.module:name", or a MethodConfig'
+        raise InvalidValueError("method", name, allowed)
     listed = config.compare.methods or ()
     described = (MethodConfig(name=m) if isinstance(m, str) else m for m in listed)
     undescribed = MethodConfig(name=method)
@@ -166,7 +176,8 @@ def prepare_seed(config: ExperimentConfig, seed: int, last: SeedSetup | None = N
     """
     if last is not None and last.seed == seed and last.config == config:
         return last
-    non_negative_int("seed", seed)
+    if non_negative_int("seed", seed) > _LARGEST_SEED:
+        raise InvalidValueError("seed", seed, f"must be at most {_LARGEST_SEED}")
     check_tracking(config)
     records = None
     if last is not None and last.seed == seed and _same_records(last.config, config):

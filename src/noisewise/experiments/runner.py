@@ -8,7 +8,7 @@ import multiprocessing
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -92,7 +92,10 @@ def find_methods(
         listed = config.compare.methods or [name for name in METHODS if _permits(config, name)]
         chosen = [MethodConfig(name=m) if isinstance(m, str) else m for m in listed]
     else:
-        several = [methods] if isinstance(methods, str) else methods
+        several: Any = [methods] if isinstance(methods, (str, MethodConfig)) else methods
+        if not isinstance(several, Iterable):
+            allowed = "must be a list of names or MethodConfigs"
+            raise InvalidValueError("methods", methods, allowed)
         chosen = [find_method(config, method) for method in several]
     if not chosen:
         raise InvalidValueError("methods", [], "must be one or more")

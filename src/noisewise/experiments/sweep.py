@@ -6,13 +6,19 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from noisewise.errors import InvalidValueError
-from noisewise.experiments.config import ConfigSource, ExperimentConfig, MethodConfig, as_config
+from noisewise.experiments.config import (
+    ConfigSource,
+    ExperimentConfig,
+    MethodConfig,
+    as_config,
+    check_overrides,
+)
 from noisewise.experiments.runner import Job, comparison_jobs
 from noisewise.federation.planned_runs import PlannedRun
 from noisewise.report.run_sets import settings_text
@@ -73,6 +79,8 @@ def sweep_points(
     Raises:
         InvalidValueError: names the first invalid field.
     """
+    _check_values(values)
+    check_overrides({} if overrides is None else overrides)
     points = []
     for combination in itertools.product(*values.values()):
         settings = dict(zip(values, combination, strict=True))
@@ -81,6 +89,18 @@ def sweep_points(
         _check_that_it_matters(settings, jobs)
         points.append(SweepPoint(settings, swept, jobs))
     return tuple(points)
+
+
+def _check_values(values: object) -> None:
+    """Refuse swept fields without values, and one value or text in place of a list."""
+    if not isinstance(values, Mapping):
+        allowed = "must be a mapping from dotted names of config fields to lists of values"
+        raise InvalidValueError("sweep", values, allowed)
+    for field, several in values.items():
+        if isinstance(several, (str, Mapping)) or not isinstance(several, Collection):
+            raise InvalidValueError(f"sweep: {field}", several, "must be a list of values")
+        if not several:
+            raise InvalidValueError(f"sweep: {field}", several, "must be one or more values")
 
 
 def _check_that_it_matters(settings: Mapping[str, Any], jobs: Sequence[Job]) -> None:
