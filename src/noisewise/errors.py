@@ -22,7 +22,15 @@ __all__ = [
 
 
 class NoisewiseError(Exception):
-    """Base class of all errors that noisewise raises on purpose."""
+    """Base class of all errors that noisewise raises on purpose.
+
+    Example:
+        >>> try:
+        ...     raise InvalidValueError("epsilon", -1, "must be a finite number > 0")
+        ... except NoisewiseError as error:
+        ...     print(error)
+        epsilon = -1: must be a finite number > 0
+    """
 
 
 class InvalidValueError(NoisewiseError, ValueError):

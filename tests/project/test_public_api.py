@@ -19,10 +19,10 @@ MODULES = sorted(module.name for module in pkgutil.walk_packages(noisewise.__pat
 
 
 @pytest.mark.parametrize("name", noisewise.__all__)
-def test_public_names_exist_and_are_documented(name: str) -> None:
-    found = getattr(noisewise, name)
-    assert name == "__version__" or found.__doc__
+def test_public_names_exist_and_have_a_docstring_with_an_example(name: str) -> None:
+    public = getattr(noisewise, name)
     assert name in dir(noisewise)
+    assert name == "__version__" or re.search(r"^ *Examples?:$", public.__doc__, flags=re.M)
 
 
 def test_the_lazy_table_is_the_public_list() -> None:

@@ -50,6 +50,12 @@ class Method:
         optimiser: applies the aggregated update to the model; None adds it. Not with ``auto``.
         shares_model: False if nothing leaves the clients: each trains a model of its own, with
             ``aggregator`` on its own updates only. For simulations only.
+
+    Example:
+        >>> from noisewise.aggregation import RobustHDP
+        >>> method = Method("mine", RobustHDP(estimate="first"))
+        >>> method.can_be_guarded, method.guarded(floor=0.5, tolerated_attackers=1).guard.floor
+        (True, 0.5)
     """
 
     name: str

@@ -72,6 +72,13 @@ class Comparison:
         folder: where the runs are; None if they were kept in memory.
         settings: the swept fields and their values, if this is a part of a sweep.
         parts: of a sweep: one comparison for each combination of the swept fields.
+
+    Example:
+        Of two methods with three seeds each:
+
+            comparison = nw.compare("configs/demo.toml", ["NoiseWise", "DPFedAvg"], seeds=3)
+            comparison.to_rows()[0]["accuracy"], comparison.failures
+            comparison.write_report("runs/mine")
     """
 
     results: tuple[RunResult, ...]

@@ -251,7 +251,12 @@ def _method_name(name: str) -> str:
 
 
 class MethodConfig(Strict):
-    """A method by name, or your own aggregator as ``"package.module:name"``, with its options."""
+    """A method by name, or your own aggregator as ``"package.module:name"``, with its options.
+
+    Example:
+        >>> MethodConfig(name="RobustHDP", options={"estimate": "first"}).label
+        'RobustHDP(estimate=first)'
+    """
 
     name: Annotated[str, AfterValidator(_method_name)] = "RobustHDP"
     options: dict[str, Any] = Field(default={})

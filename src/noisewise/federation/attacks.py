@@ -104,6 +104,10 @@ class Attack:
     Raises:
         InvalidValueError: the kind is unknown, an id is missing or given twice, or the strength is
             not positive.
+
+    Example:
+        >>> Attack("sign_flip", ("client-00",))
+        Attack(kind='sign_flip', clients=('client-00',))
     """
 
     kind: str

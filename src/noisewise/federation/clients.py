@@ -38,6 +38,13 @@ class Client:
     Raises:
         InvalidValueError: the number of training records (or persons) is not that of the spec, or
             the reported epsilon is not positive.
+
+    Example:
+        >>> from noisewise.data import load_dataset, make_specs, split_dataset
+        >>> records = split_dataset(load_dataset("digits"), 2, seed=0)
+        >>> specs = make_specs(records, epsilons=[1.0, 4.0], batch_sizes=32, delta=1e-3)
+        >>> Client(specs[1], records[1]).disclosed_epsilon
+        4.0
     """
 
     spec: ClientSpec

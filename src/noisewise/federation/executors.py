@@ -367,6 +367,10 @@ class Execution:
 
     Raises:
         InvalidValueError: names the invalid field.
+
+    Example:
+        >>> Execution(workers=4)
+        Execution(workers=4, executor=None, ray_address=None)
     """
 
     workers: int = 1

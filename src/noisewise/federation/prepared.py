@@ -56,6 +56,12 @@ class Prepared:
             the method shares no model and there are attacks or rounds with a share of the clients,
             or something needs the noise of a local optimiser without a closed form.
         UnsupportedModelError: the model cannot be trained with per-record gradients.
+
+    Example:
+        `noisewise.prepare` makes one from a config:
+
+            prepared = nw.prepare("configs/demo.toml", "NoiseWise", seed=1)
+            prepared.true_noise, prepared.floor  # noise energies of the clients, least allowed
     """
 
     clients: Sequence[Client]

@@ -66,6 +66,12 @@ class RunResult:
         task: its name and metrics.
         trained: the trained parameters; None if no round changed the model, or if the run is not
             finished. `model` and `state_dict` return them.
+
+    Example:
+        Of a finished run on disk:
+
+            result = nw.load_result("runs/demo/runs/NoiseWise-seed0")
+            result.accuracy, result.epsilon_spent["client-00"], result.rounds[-1].weights
     """
 
     method: str

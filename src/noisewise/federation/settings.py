@@ -36,6 +36,10 @@ class TrainingSettings:
 
     Raises:
         InvalidValueError: names the invalid field.
+
+    Example:
+        >>> TrainingSettings(rounds=20, learning_rate=0.1, participation=0.5)
+        TrainingSettings(rounds=20, learning_rate=0.1, participation=0.5)
     """
 
     rounds: int

@@ -29,6 +29,10 @@ class NoiseEstimate:
         details: further results for reports, such as residual, iterations and rank. `NoiseWise`
             reads ``share``: below 1 it means that the variance does not include the signal that
             only one client has.
+
+    Example:
+        >>> NoiseEstimate(np.array([1.0, 4.0]), "own")
+        NoiseEstimate(method='own', updates=2, converged=True, smallest=1, largest=4)
     """
 
     variance: NDArray[np.float64]

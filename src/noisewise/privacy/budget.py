@@ -30,6 +30,10 @@ class PrivacyBudget:
 
     Raises:
         InvalidValueError: epsilon is not a finite number above 0, or delta not between 0 and 1.
+
+    Example:
+        >>> PrivacyBudget(epsilon=1.0, delta=1e-5)
+        PrivacyBudget(epsilon=1.0, delta=1e-05)
     """
 
     epsilon: float

@@ -42,6 +42,12 @@ class LocalPlan:
 
     Raises:
         InvalidValueError: a value is out of range, or clipping and noise come without a budget.
+
+    Example:
+        >>> spec = ClientSpec("ward-7", 600, 30, 1.0, 1e-5)
+        >>> plan = make_plan(spec, rounds=2, clip_norm=1.0)
+        >>> plan.sample_rate, plan.steps_per_round
+        (0.05, 20)
     """
 
     sample_rate: float
