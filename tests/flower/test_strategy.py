@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -465,3 +466,27 @@ def test_a_schedule_sets_the_rate_of_each_round() -> None:
     assert strategy.run is not None
     # The floor is 23 % of the energy 6,500 * 0.2^2 of the first round: more than that of the last.
     assert all(not record.dropped for record in strategy.run.records)
+
+
+@pytest.mark.parametrize("value", [math.nan, -1.0, 0.0, "1.0", None, math.inf])
+def test_a_disclosed_value_is_checked_before_sites_train(value: Any) -> None:
+    with pytest.raises(InvalidValueError, match="disclosed epsilon of client 7 = "):
+        NoiseAware("WeiAvg", learning_rate=RATE, disclosed={Disclosure.EPSILON: {3: 1.0, 7: value}})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"disclosed": {"epsilon": {1: 1.0}}}, r"disclosed = .*must be \{Disclosure.EPSILON"),
+        ({"disclosed": {Disclosure.EPSILON: 1.0}}, "disclosed = .*must be"),
+        ({"disclosed": [1.0]}, "disclosed = .*must be"),
+        ({"task": "classification"}, "task = 'classification': must be a Task"),
+        ({"task": None}, "task = None: must be a Task"),
+        ({"seed": -1}, "seed = -1: must be a whole number"),
+        ({"seed": "1"}, "seed = '1': must be a whole number"),
+        ({"method": RobustHDP}, "not the class RobustHDP; call the class"),
+    ],
+)
+def test_arguments_of_a_server_are_checked(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidValueError, match=words):
+        NoiseAware(**{"method": "RobustHDP", "learning_rate": RATE, **arguments})

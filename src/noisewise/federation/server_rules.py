@@ -18,7 +18,7 @@ from noisewise.aggregation.base import Disclosure, UpdateMatrix
 from noisewise.aggregation.drop_reason import DropKind, DropReason
 from noisewise.aggregation.methods import Method
 from noisewise.aggregation.screening import Screened, stack_updates
-from noisewise.checks import positive_int
+from noisewise.checks import positive_int, positive_number
 from noisewise.errors import InvalidValueError, NoisewiseError
 from noisewise.federation.checkpoint import Snapshot
 from noisewise.federation.server_step import ServerStep, server_step, unchanged
@@ -42,7 +42,7 @@ class ServerRules:
 
     Raises:
         InvalidValueError: the method shares no model, needs true variances, has no privacy, or
-            needs something that is not disclosed.
+            needs something that is not disclosed, or a disclosed value is not positive.
     """
 
     method: Method
@@ -52,6 +52,9 @@ class ServerRules:
     def __post_init__(self) -> None:
         method, needs = self.method, self.method.aggregator.needs
         positive_int("min_clients", self.min_clients)
+        for need, values in self.disclosed.items():
+            for client, value in values.items():  # otherwise it would fail after sites have trained
+                positive_number(f"disclosed {need.value} of client {client}", value)
         if not method.shares_model:
             raise InvalidValueError("method", method.name, "shares no model: for simulations only")
         if Disclosure.TRUE_VARIANCE in needs:

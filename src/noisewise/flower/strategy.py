@@ -24,14 +24,20 @@ from torch import Tensor
 from noisewise.aggregation.auto_steps import AUTO, AutoSteps
 from noisewise.aggregation.base import Aggregator, Disclosure
 from noisewise.aggregation.methods import Method, make_method
-from noisewise.checks import fraction, non_negative_number, positive_int, positive_number
+from noisewise.checks import (
+    fraction,
+    non_negative_int,
+    non_negative_number,
+    positive_int,
+    positive_number,
+)
 from noisewise.errors import InvalidValueError, UpdateError
 from noisewise.federation.checkpoint import RunFolder, alone_in
 from noisewise.federation.fingerprint import server_fingerprint
 from noisewise.federation.result_facts import RunSettings
 from noisewise.federation.round_record import RoundRecord
 from noisewise.federation.run_loop import RunLoop, result_before_training
-from noisewise.federation.server_rules import ServerRules
+from noisewise.federation.server_rules import Disclosed, ServerRules
 from noisewise.federation.server_step import ServerStep, with_unforeseen_samples
 from noisewise.federation.spool import Spool
 from noisewise.federation.task_info import TaskInfo
@@ -118,13 +124,9 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         task: Task = CLASSIFICATION,
     ) -> None:
         show_log()
-        self.task = TaskInfo.of(task)
+        self.task = TaskInfo.of(_as_task(task))
         self.method = with_unforeseen_samples(_as_method(method))
-        by_client = {
-            need: {str(node): value for node, value in values.items()}
-            for need, values in (disclosed or {}).items()
-        }
-        self._rules = ServerRules(self.method, by_client, min_clients)
+        self._rules = ServerRules(self.method, _by_client(disclosed or {}), min_clients)
         self._auto = learning_rate == AUTO
         if self._auto:
             learning_rate = 1.0 / (self.method.server_steps or 1.0)
@@ -140,7 +142,7 @@ class NoiseAware(Strategy):  # type: ignore[misc, unused-ignore]
         self.failures_allowed = positive_int("failures_allowed", failures_allowed)
         self.poll_seconds = positive_number("poll_seconds", poll_seconds)
         self.folder = None if folder is None else Path(folder)
-        self.seed = seed
+        self.seed = non_negative_int("seed", seed)
         self.evaluate_every = evaluate_every and positive_int("evaluate_every", evaluate_every)
         self.declaration_seconds = non_negative_number("declaration_seconds", declaration_seconds)
         self._asked_to_declare: set[int] = set()
@@ -401,3 +403,24 @@ def _as_method(method: Method | Aggregator | str) -> Method:
     if isinstance(method, Aggregator):
         return Method(type(method).__name__, method)
     raise InvalidValueError("method", type(method).__name__, "must be a method or an aggregator")
+
+
+def _as_task(task: object) -> Task:
+    if not isinstance(task, Task):
+        allowed = "must be a Task: noisewise.training.tasks.make_task makes one from a name"
+        raise InvalidValueError("task", task, allowed)
+    return task
+
+
+def _by_client(disclosed: object) -> Disclosed:
+    """The values by client id instead of node id."""
+    if not isinstance(disclosed, Mapping) or not all(
+        isinstance(need, Disclosure) and isinstance(values, Mapping)
+        for need, values in disclosed.items()
+    ):
+        allowed = "must be {Disclosure.EPSILON: {node id: value}} or the like"
+        raise InvalidValueError("disclosed", disclosed, allowed)
+    return {
+        need: {str(node): value for node, value in values.items()}
+        for need, values in disclosed.items()
+    }
