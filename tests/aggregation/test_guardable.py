@@ -184,6 +184,16 @@ class ReturnsNothing(own_parts.ByNoise):
         self.guard = guard
 
 
+class Narrower(own_parts.ByNoise):
+    """Planted flaw of a subclass: `with_guard` and `reseeded` make an object of the parent."""
+
+    def with_guard(self, guard: Guard) -> Any:
+        return own_parts.ByNoise(guard)
+
+    def reseeded(self, seed: int | None) -> Any:
+        return own_parts.ByNoise(self.guard)
+
+
 class LosesItWhenReseeded(own_parts.ByNoise):
     """Planted flaw: the reseeded copy has no guard."""
 
@@ -206,6 +216,16 @@ def test_half_of_the_capability_is_refused_at_once() -> None:
         Method("mine", OnlyTheGuard())
     with pytest.raises(InvalidValueError, match=r"'mine'.*OnlyWithGuard has no guard\."):
         Method("mine", OnlyWithGuard())
+
+
+def test_a_copy_of_another_class_is_refused() -> None:
+    """It would aggregate in another way than the method that was named."""
+    with pytest.raises(InvalidValueError, match=r"must return a copy.*, not a ByNoise"):
+        Method("mine", Narrower()).guarded(FLOOR, 1)
+    with pytest.raises(
+        InvalidValueError, match=r"reseeded\(seed\) must return a copy, not a ByNoise"
+    ):
+        with_unforeseen_samples(Method("mine", Narrower()))
 
 
 @pytest.mark.parametrize("flaw", [ForgetsTheGuard, ReturnsNothing])

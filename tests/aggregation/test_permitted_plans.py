@@ -320,3 +320,11 @@ def test_the_templates_server_warns_of_a_floor_for_other_settings(
     server.check_floor(config | {"noise-floor-for": ""}, 0.1, SIZE)
     assert "computed for" not in caplog.text
     assert server.method(config).guard is not None
+
+
+def test_one_epoch_and_one_round_are_singular() -> None:
+    assert (
+        "1 local epoch, budgets planned for at least 1 round,"
+        in Permitted(epochs=(1, 1), rounds=1).words()
+    )
+    assert "4 local epochs, budgets planned for at least 3 rounds," in Permitted().words()

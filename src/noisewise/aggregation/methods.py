@@ -156,14 +156,16 @@ class Method:
             tolerated_attackers: f.
 
         Raises:
-            InvalidValueError: the aggregator is not `Guardable`, or its ``with_guard`` returns an
-                aggregator without the guard.
+            InvalidValueError: the aggregator is not `Guardable`, or its ``with_guard`` returns
+                something else than a copy with the guard.
         """
         guard = Guard(floor, tolerated_attackers, clip=self.normalise)
         copy: object = as_guardable(self.aggregator, self.name).with_guard(guard)
-        if not isinstance(copy, Guardable) or copy.guard != guard:
+        same_kind = type(copy) is type(self.aggregator)
+        if not same_kind or not isinstance(copy, Guardable) or copy.guard != guard:
             kind = type(self.aggregator).__name__
             allowed = f"{kind}.with_guard(guard) must return a copy whose `guard` is that guard"
+            allowed += "" if same_kind else f", not a {type(copy).__name__}"
             raise InvalidValueError("method.name", self.name, allowed)
         return replace(self, aggregator=copy)
 

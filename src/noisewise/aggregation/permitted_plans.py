@@ -103,11 +103,12 @@ class Permitted:
 
     def words(self) -> str:
         """Return the settings as one line of text."""
+        epochs, rounds = "s" * (self.epochs[1] != 1), "s" * (self.rounds != 1)
         return (
             f"epsilon at most {self.epsilon:g}, delta at most {self.delta:g}, "
             f"{_words(self.records)} records, batch {_words(self.batch)}, "
-            f"{_words(self.epochs)} local epochs, budgets planned for at least {self.rounds} "
-            f"rounds, clipping norm at least {self.clip_norm:g}"
+            f"{_words(self.epochs)} local epoch{epochs}, budgets planned for at least "
+            f"{self.rounds} round{rounds}, clipping norm at least {self.clip_norm:g}"
         )
 
 

@@ -56,10 +56,16 @@ def reseeded(part: T, seed: int | None, field: str) -> T:
         A copy with the seed, or ``part`` itself if it declares that it reads all coordinates.
 
     Raises:
-        InvalidValueError: the part is neither `Reseedable` nor `ReadsAllCoordinates`.
+        InvalidValueError: the part is neither `Reseedable` nor `ReadsAllCoordinates`, or its
+            ``reseeded`` returns something else than a copy.
     """
     if isinstance(part, Reseedable):
-        return part.reseeded(seed)
+        copy: T = part.reseeded(seed)
+        if type(copy) is not type(part):
+            kind = type(part).__name__
+            allowed = f"{kind}.reseeded(seed) must return a copy, not a {type(copy).__name__}"
+            raise InvalidValueError(field, kind, allowed)
+        return copy
     if isinstance(part, ReadsAllCoordinates) and part.reads_all_coordinates is True:
         return part
     raise InvalidValueError(
