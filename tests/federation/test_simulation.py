@@ -246,6 +246,7 @@ class TestBadInput:
             ("noise", NoiseEstimate(np.ones(5), "x"), r"noise.variance must have the shape \(4,\)"),
             ("state", {"n": 3}, r"state\['n'\] must be a numpy array of floats or texts, not int"),
             ("state", {"n": np.array([3])}, r"state\['n'\] must be .*, not int64"),
+            ("state", {"optimiser.m": np.ones(1)}, "state.* must not begin with"),
         ],
     )
     def test_what_an_own_aggregator_returns_is_checked(

@@ -143,6 +143,9 @@ def _checked(aggregation: object, method: str, updates: UpdateMatrix) -> Aggrega
             form = str(array.dtype) if is_array else type(array).__name__
             allowed = f"must be a numpy array of floats or texts, not {form}"
             raise UpdateError(f"{method}: Aggregation.state[{name!r}] {allowed}")
+        if str(name).startswith(STATE_PREFIX):
+            allowed = f"must not begin with {STATE_PREFIX!r}, which the server optimiser uses"
+            raise UpdateError(f"{method}: Aggregation.state[{name!r}] {allowed}")
     return aggregation
 
 
