@@ -293,6 +293,7 @@ COMPARE: list[tuple[str, dict[str, Any], str]] = [
     ("a number", {"config": 5}, "config = 'int': must be a config, its content as a mapping"),
     ("no config", {"config": None}, "config = 'NoneType': must be a config"),
     ("a number of methods", {"methods": 5}, "methods = 5: must be a list of names"),
+    ("twice", {"methods": ["WeiAvg", "WeiAvg"]}, "compare.methods = 'WeiAvg': is listed twice"),
     ("a class", {"methods": [nw.NoiseWise]}, "method = 'NoiseWise': must be a name, .*MethodConf"),
     ("an object", {"methods": [nw.NoiseWise()]}, "method = 'NoiseWise': must be a name"),
     ("workers as text", {"workers": "2"}, "workers = '2': must be a whole number"),
@@ -335,3 +336,5 @@ def test_one_attacker_and_one_attack_as_text() -> None:
     )
     with pytest.raises(InvalidValueError, match="attackers = None: must be a list of names"):
         nw.study_attacks(CONTENT, None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidValueError, match="methods = 'WeiAvg': is listed twice"):
+        nw.study_attacks(CONTENT, ["client-00"], methods=["WeiAvg", "WeiAvg"])

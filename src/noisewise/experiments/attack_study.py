@@ -194,8 +194,11 @@ def attack_runs(
     config = setup.config
     kinds = list(ATTACKS) if attacks is None else _listed("attacks", attacks)
     attackers = _listed("attackers", attackers)
-    names = [Job(method, setup.seed).folder_name for method in methods]
-    for field, entries in (("attacks", kinds), ("attackers", attackers), ("methods", names)):
+    labels = [method.label for method in methods]
+    folders = [Job(method, setup.seed).folder_name for method in methods]
+    for field, entries in (
+        ("attacks", kinds), ("attackers", attackers), ("methods", labels), ("methods", folders)
+    ):  # fmt: skip
         if not entries:
             raise InvalidValueError(field, list(entries), "must be one or more")
         no_repeats(field, entries)

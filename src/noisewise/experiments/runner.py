@@ -135,6 +135,7 @@ def comparison_jobs(
     jobs = tuple(
         Job(method, config.seed + number) for number in range(n_seeds) for method in described
     )
+    no_repeats("compare.methods", [method.label for method in described])
     no_repeats("compare.methods", [job.folder_name for job in jobs])
     return jobs
 
