@@ -81,7 +81,7 @@ class Vault:
         self._n_arrays = len(self._layout.names)
         self._largest = largest_payload(self._n_arrays, self._layout.size)
         self._turns = {door.federation: threading.Lock() for door in doors}
-        self._slots = {
+        self._room = {
             door.federation: threading.BoundedSemaphore(part.connections) for door in doors
         }
         self._longest = {door.federation: 0.0 for door in doors}
@@ -108,19 +108,19 @@ class Vault:
                 connection = door.listener.accept(_POLL_SECONDS)
                 if connection is not None:
                     self._admit(door, connection)
-            except Exception as error:  # such as too many open files; deadlines close some
+            except Exception as error:  # as when no descriptor is left; deadlines free some
                 _log.error("%s: a connection failed: %s", door.federation, error)
                 stop.wait(_POLL_SECONDS)
 
     def _admit(self, door: Door, connection: Connection) -> None:
-        """Serve a connection of the relay's account if a slot is free; otherwise close it."""
-        slots = self._slots[door.federation]
+        """Serve a connection of the relay's account, if there is room for it; else close it."""
+        room = self._room[door.federation]
         if connection.peer_uid != door.peer_uid:
             uid = connection.peer_uid
             with lines_of(f"{door.federation}: foreign accounts"):
                 _log.error("%s: user id %d may not use this socket", door.federation, uid)
             connection.close()
-        elif not slots.acquire(blocking=False):
+        elif not room.acquire(blocking=False):
             with lines_of(door.federation):
                 _log.error("%s: too many connections; one was closed", door.federation)
             connection.close()
@@ -129,7 +129,7 @@ class Vault:
             try:
                 serve.start()
             except RuntimeError:
-                slots.release()
+                room.release()
                 connection.close()
                 raise
 
@@ -144,7 +144,7 @@ class Vault:
                 _log.exception("%s: an error of this software or of this machine", door.federation)
             finally:
                 connection.close()
-                self._slots[door.federation].release()
+                self._room[door.federation].release()
 
     def _exchange(self, federation: str, connection: Connection) -> None:
         began = time.monotonic()
