@@ -21,7 +21,7 @@ from torch import nn
 from noisewise.aggregation.base import Disclosure
 from noisewise.aggregation.method_facts import METHODS
 from noisewise.aggregation.methods import make_method
-from noisewise.checks import no_repeats, positive_int
+from noisewise.checks import positive_int
 from noisewise.errors import DiskFullError, InvalidValueError, NoisewiseError
 from noisewise.experiments.config import ConfigSource, ExperimentConfig, MethodConfig, as_config
 from noisewise.experiments.output_folders import check_run_folder, write_config
@@ -135,8 +135,10 @@ def comparison_jobs(
     jobs = tuple(
         Job(method, config.seed + number) for number in range(n_seeds) for method in described
     )
-    no_repeats("compare.methods", [method.label for method in described])
-    no_repeats("compare.methods", [job.folder_name for job in jobs])
+    names = [job.folder_name for job in jobs]
+    repeats = [job.label for job in jobs if names.count(job.folder_name) > 1]
+    if repeats:
+        raise InvalidValueError("compare.methods", repeats[0], "is listed twice; list it once")
     return jobs
 
 
