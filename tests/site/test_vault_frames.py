@@ -149,6 +149,7 @@ BAD_PAYLOADS = {
     "a float as a size": tensors({"x": entry(shape=[1.0])}, bytes(4)),
     "many dimensions": tensors({"x": entry(shape=[1] * 9)}, bytes(4)),
     "huge shape": tensors({"x": entry(shape=[2**39] * 8)}, bytes(4)),
+    "huge shape without values": tensors({"x": entry(shape=[0, *[2**39] * 3], offsets=[0, 0])}),
     "offsets beyond": tensors({"x": entry(shape=[2], offsets=[0, 8])}, bytes(4)),
     "offsets overlap": tensors({"x": entry(), "y": entry()}, bytes(8)),
     "a gap": tensors({"x": entry(offsets=[4, 8])}, bytes(8)),

@@ -21,6 +21,7 @@ __all__ = ["largest_payload", "pack_arrays", "unpack_arrays"]
 
 _F32 = np.dtype("<f4")
 _MOST_DIMENSIONS = 8
+_LARGEST_SHAPE = 2**40  # product of the sizes that are not 0
 _SLACK = 1 << 16
 _BYTES_FOR_A_NAME = 1024
 
@@ -96,8 +97,10 @@ def _entry(name: str, entry: Any, start: int) -> tuple[list[int], int]:
         raise FrameError(field, str(entry["dtype"])[:20], "must be F32")
     if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:
         raise FrameError(field, "its shape", f"must have at most {_MOST_DIMENSIONS} sizes")
-    if any(type(one) is not int or not 0 <= one < 2**40 for one in shape):
+    if any(type(one) is not int or one < 0 for one in shape):
         raise FrameError(field, str(shape)[:40], "must have sizes from 0 on")
+    if math.prod(one or 1 for one in shape) > _LARGEST_SHAPE:  # numpy bounds empty arrays, too
+        raise FrameError(field, str(shape)[:40], f"must have at most {_LARGEST_SHAPE} values")
     end = start + 4 * math.prod(shape)
     if offsets != [start, end] or any(type(one) is not int for one in offsets):
         raise FrameError(field, str(offsets)[:40], f"must have the offsets [{start}, {end}]"[:80])
