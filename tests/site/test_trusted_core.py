@@ -83,7 +83,7 @@ def socket_uses(path: Path) -> tuple[set[str], set[str]]:
     return names, arguments
 
 
-UNIX_ONLY = ({"AF_UNIX", "SO_PEERCRED", "SOCK_STREAM", "SOL_SOCKET", "socket"},
+UNIX_ONLY = ({"AF_UNIX", "SHUT_RD", "SO_PEERCRED", "SOCK_STREAM", "SOL_SOCKET", "socket"},
              {"AF_UNIX, SOCK_STREAM"})  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -373,6 +374,59 @@ def test_a_reader_that_does_not_read_delays_its_own_federation_only(tmp_path: Pa
         assert vault.round(1, name="b") is not None
         assert vault.round(1, name="a") is not None
         lazy.close()
+
+
+def test_the_end_sends_ready_replies_and_leaves_no_thread(file: Path) -> None:
+    """Python aborts a process that ends while another thread runs code of torch."""
+    before, got = set(threading.enumerate()), list[Any]()
+    with running(file, ("a", "b"), reply_grid_seconds=1.0, frame_seconds=30.0) as vault:
+        half = raw(vault.socket("b"))
+        half.sendall(frame_start({"kind": "train", "round": 1, "learning_rate": 0.2}, 2600))
+        relay = threading.Thread(target=lambda: got.append(vault.round(1, name="a")))
+        relay.start()
+        ends = time.monotonic() + 30
+        while not vault.statement().sealed and time.monotonic() < ends:
+            time.sleep(0.01)
+        assert relay.is_alive()  # the reply waits for the grid
+        vault.stop.set()
+        vault.thread.join(20)  # less than the deadline of the half frame
+        assert not vault.thread.is_alive()
+        assert half.recv(1) == b""
+        relay.join(20)
+        half.close()
+        assert set(threading.enumerate()) == before
+    assert got[0] is not None
+
+
+def test_a_request_that_waits_at_the_end_gets_no_reply_and_costs_nothing(file: Path) -> None:
+    with running(file, ("a", "b")) as vault:
+        reached, go_on, errors = threading.Event(), threading.Event(), list[VaultError]()
+
+        def job() -> Any:
+            reached.set()
+            go_on.wait(30)
+            return vault_module.REFUSED
+
+        vault.vault._jobs.put((job, Future()))
+        assert reached.wait(30)
+
+        def ask() -> None:
+            try:
+                vault.round(1, name="b")
+            except VaultError as error:
+                errors.append(error)
+
+        relay = threading.Thread(target=ask)
+        relay.start()
+        ends = time.monotonic() + 30
+        while vault.vault._jobs.empty() and time.monotonic() < ends:
+            time.sleep(0.01)
+        vault.stop.set()
+        go_on.set()
+        relay.join(20)
+        assert "no reply" in str(errors[0])
+        vault.thread.join(20)
+        assert vault.statement().entries == ()
 
 
 def test_another_user_id_gets_no_answer(file: Path) -> None:

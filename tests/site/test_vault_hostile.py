@@ -453,6 +453,24 @@ os.kill(os.getpid(), 9)
 """
 
 
+def test_sigterm_sends_the_reply_that_waits_for_the_grid(
+    accounts: tuple[Account, Account],
+) -> None:
+    with vault_site(*accounts, grid=2.0) as site:
+        relay = subprocess.Popen(
+            site.relay.command(sys.executable, "-c", ROUNDS, str(site.socket), "12"),
+            env=ENVIRONMENT, cwd="/", stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        ends = time.monotonic() + 120
+        while not site.statement().sealed and time.monotonic() < ends:
+            time.sleep(0.02)
+        assert site.end() == 0
+        out, _ = relay.communicate(timeout=600)
+        number, values = json.loads(out)
+        assert (number, values is None) == (12, False)
+        sound(site, 1)
+
+
 def fill(path: Path) -> None:
     """Write until the disk is full."""
     with contextlib.suppress(OSError), open(path, "wb", 0) as file:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisewise import __version__
-from noisewise.errors import NoisewiseError
+from noisewise.errors import NoisewiseError, VaultError
 from noisewise.site.frames import FrameError, Head, Value, frame_start, read_head, read_payload
 from noisewise.site.interface import answer_declaration, answer_instruction, answer_question
 from noisewise.site.log_limit import lines_of
@@ -85,22 +85,52 @@ class Vault:
             door.federation: threading.BoundedSemaphore(part.connections) for door in doors
         }
         self._longest = {door.federation: 0.0 for door in doors}
+        self._serving: dict[str, list[tuple[threading.Thread, Connection]]] = {
+            door.federation: [] for door in doors
+        }
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Reply], Future[Reply]]] = (
             queue.SimpleQueue()
         )
 
     def run(self, stop: threading.Event) -> None:
-        """Answer requests until ``stop`` is set; a request that trains is finished first."""
+        """Answer requests until ``stop`` is set.
+
+        A request that trains is finished first, and replies that are ready are still sent.
+        """
         with ExitStack() as open_doors:
+            accepting = []
             for door in self._doors:
                 open_doors.callback(door.listener.close)
-                threading.Thread(target=self._accept, args=(door, stop), daemon=True).start()
+                thread = threading.Thread(target=self._accept, args=(door, stop), daemon=True)
+                thread.start()
+                accepting.append(thread)
             while not stop.is_set():
                 try:
                     job, result = self._jobs.get(timeout=_POLL_SECONDS)
                 except queue.Empty:
                     continue
                 result.set_result(job())
+            for thread in accepting:
+                thread.join(10 * _POLL_SECONDS)
+            self._end_connections()
+
+    def _end_connections(self) -> None:
+        """Wait until replies are sent; end all other connections.
+
+        No thread may be left at the end of the process: Python aborts a process if it ends while a
+        thread runs code of torch.
+        """
+        serving = [one for each in self._serving.values() for one in each]
+        for _, connection in serving:
+            connection.end_reading()
+        longest = self._part.reply_grid_seconds + self._part.frame_seconds + _POLL_SECONDS
+        ends = time.monotonic() + longest
+        while any(thread.is_alive() for thread, _ in serving) and time.monotonic() < ends:
+            try:
+                _, result = self._jobs.get(timeout=_POLL_SECONDS / 10)
+            except queue.Empty:
+                continue
+            result.set_exception(VaultError("a request was not answered: the vault ends"))
 
     def _accept(self, door: Door, stop: threading.Event) -> None:
         while not stop.is_set():
@@ -132,6 +162,9 @@ class Vault:
                 room.release()
                 connection.close()
                 raise
+            others = self._serving[door.federation]
+            others[:] = [one for one in others if one[0].is_alive()]
+            others.append((serve, connection))
 
     def _serve(self, door: Door, connection: Connection) -> None:
         """Read a request, answer it and close the connection. No exception leaves."""

@@ -13,7 +13,7 @@ import struct
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from socket import AF_UNIX, SO_PEERCRED, SOCK_STREAM, SOL_SOCKET, socket
+from socket import AF_UNIX, SHUT_RD, SO_PEERCRED, SOCK_STREAM, SOL_SOCKET, socket
 
 from noisewise.errors import InvalidValueError, VaultError
 
@@ -65,6 +65,11 @@ class Connection:
                     rest = rest[self._socket.send(rest[:_PIECE]) :]
                 except OSError as error:
                     raise VaultError(f"the connection failed: {error}") from None
+
+    def end_reading(self) -> None:
+        """Let `receive` end, also in another thread; `send` still works."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(SHUT_RD)
 
     def close(self) -> None:
         """Close the socket."""
