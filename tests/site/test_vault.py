@@ -429,6 +429,22 @@ def test_a_request_that_waits_at_the_end_gets_no_reply_and_costs_nothing(file: P
         assert vault.statement().entries == ()
 
 
+def test_a_relay_cannot_pass_descriptors(file: Path) -> None:
+    """Closing a descriptor can take as long as its sender wants, beyond every deadline."""
+    release = tuple(int(part) for part in os.uname().release.split(".")[:2])
+    with running(file) as vault:
+        before = len(os.listdir("/proc/self/fd"))
+        one = raw(vault.socket())
+        try:
+            refused = socket.send_fds(one, [b"N"], [0] * 200) != 1
+        except PermissionError:
+            refused = True
+        assert refused == (release >= (6, 16))  # older kernels have no option for it
+        one.close()
+        assert vault.round(1) is not None
+        assert len(os.listdir("/proc/self/fd")) <= before
+
+
 def test_another_user_id_gets_no_answer(file: Path) -> None:
     with running(file) as vault:
         door = vault.doors[0]

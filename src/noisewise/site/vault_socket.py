@@ -23,6 +23,7 @@ LONGEST_PATH = 107
 """Bytes that Linux allows for the path of a Unix socket."""
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_SO_PASSRIGHTS = 83  # since Linux 6.16; the module `socket` has no name for it
 _BACKLOG = 16
 _PIECE = 1 << 20
 
@@ -109,6 +110,8 @@ class Listener:
         finally:
             os.umask(before)
         os.chown(path, -1, group, follow_symlinks=False)
+        with contextlib.suppress(OSError):  # descriptors of a relay could be slow to close
+            self._socket.setsockopt(SOL_SOCKET, _SO_PASSRIGHTS, 0)
         self._socket.listen(_BACKLOG)
         self._inode = os.lstat(path).st_ino
 
