@@ -676,6 +676,8 @@ def test_the_plain_start_script_gives_up_root_and_network(
         assert set(fields["Uid"].split()) == {str(vault.uid)}
         assert int(fields["CapPrm"], 16) == int(fields["CapBnd"], 16) == 0
         assert fields["NoNewPrivs"] == "1"
+        assert {int(group) for group in fields["Groups"].split()} == {relay.gid, *vault.groups}
+        assert set(vault.groups) > {relay.gid}
         site.still_works(1)
         deadline = time.monotonic() + 30
         assert site.end() == 0
