@@ -110,4 +110,5 @@ def _reply(
     except OtherVersionError as error:
         raise VaultError(f"the vault has another version: {error}") from None
     except VaultError as error:
-        raise VaultError(f"the vault gave no reply: {sending or error}") from None
+        advice = "its log has the reason; it answers only `account` of the federation in [vault]"
+        raise VaultError(f"the vault gave no reply: {sending or error}; {advice}") from None
