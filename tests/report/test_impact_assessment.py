@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,9 +93,25 @@ def test_the_command_fills_in_the_sites_file(tmp_path: Path, noisewise: Noisewis
     assert (code, "must end in .md or .html" in err) == (2, True)
 
 
-def test_a_person_as_the_unit_has_no_line_about_several_records(path: Path) -> None:
-    from dataclasses import replace
+@pytest.mark.parametrize("person", [None, "patient"])
+def test_columns_of_a_table_are_named_though_the_file_does_not_list_them(
+    path: Path, person: str | None
+) -> None:
+    with Ledger.inspect(path) as ledger:
+        statement = ledger.statement()
+    risks = ledger_risks(statement)
+    facts = replace(FACTS, columns=(), person=person)
+    text = assessment_markdown(make_assessment(statement, risks, facts, SOFTWARE))
+    text = text.replace("\\", "")
+    others = "disease" if person is None else "disease and patient"
+    assert f"| all columns of records.csv except {others} |" in text
+    assert ("| patient; it is no input |" in text) == (person is not None)
+    arrays = replace(facts, source="records.npz")
+    text = assessment_markdown(make_assessment(statement, risks, arrays, SOFTWARE))
+    assert "| arrays without column names |" in text
 
+
+def test_a_person_as_the_unit_has_no_line_about_several_records(path: Path) -> None:
     with Ledger.inspect(path) as ledger:
         statement = replace(ledger.statement(), unit="person")
     filled = make_assessment(statement, ledger_risks(statement), FACTS, SOFTWARE)

@@ -177,6 +177,7 @@ def _facts(site: Site) -> SiteFacts:
         kept_replies=config.ledger.keep_replies,
         vault=config.vault is not None,
         max_records=plan.max_records,
+        person=config.data.person,
     )
 
 

@@ -50,6 +50,7 @@ class SiteFacts:
         kept_replies: how many replies the ledger stores; None for all.
         vault: whether the site's file describes a vault.
         max_records: how many records of a person a step uses at most; None for records.
+        person: the column or array that says whose record each one is; None for records.
     """
 
     declared: int
@@ -69,6 +70,7 @@ class SiteFacts:
     kept_replies: int | None
     vault: bool
     max_records: int | None = None
+    person: str | None = None
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,12 @@ def _description(statement: Statement, facts: SiteFacts) -> Section:
         ("dataset", statement.dataset_id),
         (f"{statement.unit}s, as declared in the site's file", f"{facts.declared:,}"),
         ("where the records come from", facts.source),
-        ("columns that the model reads", ", ".join(facts.columns) or "arrays without column names"),
+        ("columns that the model reads", _columns(facts)),
+        *(
+            (("column that says whose record each one is", f"{facts.person}; it is no input"),)
+            if facts.person
+            else ()
+        ),
         ("what the model predicts", facts.target),
         ("public feature map", facts.features or "none"),
         ("model", facts.model),
@@ -189,6 +196,16 @@ def _description(statement: Statement, facts: SiteFacts) -> Section:
             Blank("recipients of the trained model, and how long records and model are kept"),
         ),
     )
+
+
+def _columns(facts: SiteFacts) -> str:
+    """The columns that become inputs, in words if the site's file does not list them."""
+    if facts.columns:
+        return ", ".join(facts.columns)
+    if not facts.source.endswith(".csv"):
+        return "arrays without column names"
+    others = " and ".join(name for name in (facts.target, facts.person) if name)
+    return f"all columns of {facts.source} except {others}"
 
 
 def _necessity(statement: Statement, facts: SiteFacts) -> Section:
