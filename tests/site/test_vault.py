@@ -530,6 +530,14 @@ BAD_PARTS: dict[str, tuple[dict[str, Any], str]] = {
     "a relative socket": ({"federations": [federation("a") | {"socket": "a.sock"}]}, "pattern"),
     "a name with a space": ({"federations": [federation("a b")]}, "pattern"),
     "a socket for all": ({"federations": [federation("a", mode=0o666)]}, "other accounts"),
+    "a grid in milliseconds": (
+        {"federations": [federation("a")], "reply_grid_seconds": 60_000.0},
+        "less than or equal",
+    ),
+    "a wait that no clock has": (
+        {"federations": [federation("a")], "wait_seconds": 1e300},
+        "less than or equal to 1800",
+    ),
     "a grid of 0": ({"federations": [federation("a")], "reply_grid_seconds": 0.0}, "greater"),
 }
 

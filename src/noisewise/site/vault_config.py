@@ -11,12 +11,16 @@ from pydantic import Field, model_validator
 
 from noisewise.checks import repeated
 from noisewise.errors import InvalidValueError
-from noisewise.schema import Count, Positive, Strict
+from noisewise.schema import Count, Strict
 
 __all__ = ["FederationPart", "RoundLimit", "VaultPart", "check_shares", "round_limit"]
 
+_MOST_SECONDS = 1800  # a relay waits an hour for a reply
 _OTHERS = 0o007
 _WRITE = 0o220
+
+
+Seconds = Annotated[float, Field(gt=0, le=_MOST_SECONDS, allow_inf_nan=False)]
 
 
 class FederationPart(Strict):
@@ -52,9 +56,9 @@ class VaultPart(Strict):
     """
 
     federations: Annotated[list[FederationPart], Field(min_length=1)]
-    reply_grid_seconds: Positive = 0.5
-    frame_seconds: Positive = 30.0
-    wait_seconds: Positive = 600.0
+    reply_grid_seconds: Seconds = 0.5
+    frame_seconds: Seconds = 30.0
+    wait_seconds: Seconds = 600.0
     connections: Count = 8
     relays_see_no_processes: bool = False
 
