@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +262,127 @@ def test_a_mapped_dataset_keeps_targets_and_order(tmp_path: Path) -> None:
     assert np.allclose(
         mapped.train.inputs, flat / np.linalg.norm(flat, axis=1, keepdims=True), atol=1e-6
     )
+
+
+class FrozenParts(nn.Module):
+    """Keeps its normalisation fixed by an own `train`, which often returns nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(64)
+
+    def train(self, mode: bool = True) -> FrozenParts:
+        super().train(mode)
+        self.norm.eval()
+        return None  # type: ignore[return-value]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.flatten(1))  # type: ignore[no-any-return]
+
+
+def frozen_parts(input_shape: tuple[int, ...]) -> nn.Module:
+    return FrozenParts()
+
+
+@pytest.mark.parametrize("kind", [f"{__name__}:frozen_parts", FrozenParts()])
+def test_an_own_train_may_return_nothing(kind: Any) -> None:
+    assert make_features(kind, (1, 8, 8)).width == 64
+
+
+class Packed(nn.Module):
+    """Its state has a tuple with a type, as that of a quantised layer."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.packed = (torch.full((64,), factor), torch.qint8, 3)
+
+    def get_extra_state(self) -> Any:
+        return self.packed
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1) * self.packed[0]
+
+
+def test_the_state_of_an_encoder_may_have_more_than_tensors() -> None:
+    one, same, other = (make_features(Packed(factor), (1, 8, 8)) for factor in (1.0, 1.0, 2.0))
+    assert one.declared_sha256 == same.declared_sha256 != other.declared_sha256
+
+
+class Clamped(nn.Module):
+    """Differs only for values that no synthetic record has."""
+
+    def __init__(self, limit: float, names: frozenset[str] = frozenset("abcdef")) -> None:
+        super().__init__()
+        self.limit, self.names, self.unknown = limit, names, object()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1).clamp(-self.limit, self.limit)
+
+
+def clamped(input_shape: tuple[int, ...], limit: float) -> nn.Module:
+    return Clamped(limit)
+
+
+def closure(input_shape: tuple[int, ...], limit: float) -> nn.Module:
+    return Closure(lambda x: x.flatten(1).clamp(-limit, limit))
+
+
+class Closure(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", ["clamped", "closure", "module"])
+def test_encoders_that_differ_beyond_the_synthetic_records_share_no_cache(
+    kind: str, tmp_path: Path
+) -> None:
+    records = 10 * RECORDS
+
+    def features_of(limit: float) -> Features:
+        if kind == "module":
+            return make_features(Clamped(limit), (1, 8, 8), normalise="none")
+        options = {"limit": limit}
+        return make_features(f"{__name__}:{kind}", (1, 8, 8), options=options, normalise="none")
+
+    for limit in (2.0, 3.0):
+        values = compute(features_of(limit), records, tmp_path)
+        assert np.array_equal(values, records.reshape(300, -1).clip(-limit, limit))
+    assert features_of(2.0).identity == features_of(2.0).identity
+
+
+def test_changed_code_is_another_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "from torch import nn\nclass Base(nn.Module):\n    def forward(self, x):\n"
+        "        return x.flatten(1).clamp(-{0}, {0})\nclass Encoder(Base):\n    pass\n"
+        "def encoder(input_shape):\n    return Encoder()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for limit in (2, 3, 2):
+        (tmp_path / "changed_encoder.py").write_text(code.format(limit))
+        monkeypatch.delitem(sys.modules, "changed_encoder", raising=False)
+        importlib.invalidate_caches()
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+        found.append(make_features("changed_encoder:encoder", (1, 8, 8)).identity)
+    assert found[0] == found[2] != found[1]
+
+
+def test_the_identity_is_the_same_in_every_process() -> None:
+    """Python orders a set, and places an object, in another way in each process."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from test_features import Clamped, make_features\n"
+        "print(make_features(Clamped(2.0), (1, 8, 8)).identity)"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code, str(Path(__file__).parent)],
+            env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert len(found) == 1

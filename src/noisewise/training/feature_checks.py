@@ -7,10 +7,15 @@ code that evades them, so a user who installs an encoder must trust its code.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum
+from pathlib import PurePath
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -22,6 +27,7 @@ from noisewise.data.examples import as_float32
 from noisewise.errors import InvalidValueError
 
 __all__ = [
+    "add_settings",
     "add_state",
     "declared_range",
     "feature_vector",
@@ -38,6 +44,12 @@ _PROBES = 3
 # Rounding and quantised encoders change the features of a record by less, statistics of a batch by
 # more.
 _BATCH_TOLERANCE = 0.05
+# Modules of these packages show their settings in `repr`.
+_SHOW_SETTINGS = frozenset({"torch", "noisewise", "builtins"})
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_PLAIN = (
+    int, float, complex, str, bytes, Enum, PurePath, np.generic, torch.dtype, torch.device,
+)  # fmt: skip
 
 
 def declared_range(module: nn.Module, name: str) -> Range | None:
@@ -134,9 +146,16 @@ def add_state(digest: hashlib._Hash, module: nn.Module) -> None:
     """Add the parameters and buffers of a module to a hash."""
     for key, value in sorted(module.state_dict().items()):
         digest.update(key.encode())
-        # A plain copy in one row: the layout may be another one, and a single number has no rows.
-        row = value.detach().cpu().clone(memory_format=torch.contiguous_format).flatten()
-        digest.update(row.view(torch.uint8).numpy().tobytes())
+        digest.update(_content(value) if isinstance(value, Tensor) else _described(value).encode())
+
+
+def _content(tensor: Tensor) -> bytes:
+    """The values of a tensor as bytes."""
+    plain = tensor.detach().cpu()
+    plain = plain.dequantize() if plain.is_quantized else plain
+    # A plain copy in one row: the layout may be another one, and a single number has no rows.
+    row = plain.clone(memory_format=torch.contiguous_format).flatten()
+    return row.view(torch.uint8).numpy().tobytes()
 
 
 def state_sha256(module: nn.Module) -> str:
@@ -144,6 +163,65 @@ def state_sha256(module: nn.Module) -> str:
     digest = hashlib.sha256()
     add_state(digest, module)
     return digest.hexdigest()
+
+
+def add_settings(digest: hashlib._Hash, module: nn.Module, options: Mapping[str, Any]) -> None:
+    """Add what decides the features of an encoder, but may not show on synthetic records.
+
+    These are its options and, of each part whose class is the user's own, the source text of the
+    class, its plain attributes and the buffers that `add_state` leaves out. Nothing is added for
+    parts of torch and of this package.
+
+    Args:
+        digest: receives the values.
+        module: the encoder.
+        options: that the user gave; empty for a map of this package.
+    """
+    if options:
+        digest.update(_described(options).encode())
+    for name, part in module.named_modules():
+        sources = [_source(kind) for kind in type(part).__mro__ if _is_own(kind)]
+        if sources:
+            own = {key: value for key, value in vars(part).items() if key not in _OF_EVERY_MODULE}
+            own |= dict(part.named_buffers(recurse=False))
+            digest.update(f"{name}: {sources}: {_described(own)}".encode())
+
+
+def _is_own(kind: type) -> bool:
+    """Whether a class is the user's own, or of another library."""
+    return kind.__module__.partition(".")[0] not in _SHOW_SETTINGS
+
+
+def _source(item: Any) -> str:
+    """The source text of a class or function; empty if there is none, as in a console."""
+    parts: tuple[Any, ...] = (item, getattr(item, "forward", None))
+    for part in parts:  # a notebook has the text of functions only
+        try:
+            return inspect.getsource(part)
+        except Exception:
+            continue
+    return ""
+
+
+def _described(value: object) -> str:
+    """A text of a value that is the same in every process; only the type of an unknown object."""
+    if value is None or isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return str(sorted((_described(key), _described(item)) for key, item in value.items()))
+    if isinstance(value, (list, tuple)):
+        return str([_described(item) for item in value])
+    if isinstance(value, (set, frozenset)):
+        return str(sorted(_described(item) for item in value))
+    if isinstance(value, Tensor):
+        return f"{value.dtype}{list(value.shape)}{hashlib.sha256(_content(value)).hexdigest()}"
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return f"{value.dtype}{value.shape}{hashlib.sha256(value.tobytes()).hexdigest()}"
+    if isinstance(value, FunctionType):
+        return _source(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _described(vars(value))
+    return type(value).__qualname__
 
 
 def probe(module: nn.Module, name: str, shape: Shape, unit: bool) -> list[Tensor]:

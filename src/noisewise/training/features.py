@@ -27,6 +27,7 @@ from noisewise.checks import known_name, matching_name, positive_int
 from noisewise.errors import InvalidValueError
 from noisewise.plugins import OR_OWN, load_object
 from noisewise.training.feature_checks import (
+    add_settings,
     add_state,
     declared_range,
     feature_vector,
@@ -58,9 +59,9 @@ class Features:
         width: d, length of a feature vector.
         input_range: (lowest, highest) value of a record, if the module declares it as its attribute
             ``input_range``; such a map takes bytes divided by 255. None for any values.
-        identity: SHA-256 of everything that decides the values on this machine: code, options,
-            weights, and features of synthetic records. Another processor or version of torch may
-            round differently and give another one.
+        identity: SHA-256 of everything that decides the values on this machine: code and attributes
+            of your own parts, options, weights, and features of synthetic records. Another
+            processor or version of torch may round differently and give another one.
         declared_sha256: SHA-256 of what was declared: name, input shape, options, SHA-256 of the
             weights, constants, normalisation. It is the same on every machine.
         reference: [d] features of a synthetic record, for `check_fixed`.
@@ -227,6 +228,7 @@ def make_features(
         module = nn.Sequential(module, _Constants(mean, std)).eval()
     digest = hashlib.sha256(repr((_VERSION, title, shape, normalise, repr(module))).encode())
     add_state(digest, module)
+    add_settings(digest, module, _own_options(title, options))
     outputs = probe(module, title, shape, normalise == "unit")
     for output in outputs:  # code that the state does not show
         digest.update(output.numpy().tobytes())
@@ -250,6 +252,11 @@ def make_features(
         outputs[0].numpy(),
         input_range,
     )
+
+
+def _own_options(name: str, options: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The options of a function of the user; maps of this package show theirs in `repr`."""
+    return options or {} if ":" in name and not name.startswith("noisewise.") else {}
 
 
 def _own_module(
@@ -324,7 +331,9 @@ def _made(
 def _frozen(module: nn.Module, name: str) -> nn.Module:
     """The module in evaluation mode, without gradients."""
     try:
-        return module.eval().requires_grad_(False)
+        module.eval()  # not chained: a `train` of the user's own may return nothing
+        module.requires_grad_(False)
+        return module
     except ValueError as error:  # of torch's lazy layers
         allowed = "must have values in all of its parameters; replace lazy layers"
         raise InvalidValueError("features.name", name, allowed) from error
