@@ -19,6 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from noisewise.data import load_dataset
+from noisewise.data.datasets import Dataset
+from noisewise.data.examples import Examples
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.config import load_config
 from noisewise.experiments.feature_records import map_dataset
@@ -386,3 +388,19 @@ def test_the_identity_is_the_same_in_every_process() -> None:
         for seed in ("1", "2")
     }  # fmt: skip
     assert len(found) == 1
+
+
+class Bytes(nn.Module):
+    input_range = (0.0, 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+
+def test_records_of_another_type_with_the_same_bytes_share_no_cache(tmp_path: Path) -> None:
+    features = make_features(Bytes(), (4,), normalise="none")
+    numbers = np.array([[0, 1, 1, 0], [1, 0, 0, 0]], np.uint8)
+    for inputs, expected in ((numbers, numbers / np.float32(255)), (numbers.astype(bool), numbers)):
+        dataset = Dataset("own", Examples(inputs, np.array([0, 1])), None, 2)
+        mapped = map_dataset(dataset, features, folder=tmp_path)
+        assert np.array_equal(mapped.train.inputs, expected)

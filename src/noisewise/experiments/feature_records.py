@@ -50,7 +50,10 @@ def map_dataset(
 
     def mapped(examples: Examples, part: str) -> Examples:
         inputs = examples.array
-        digest = hashlib.sha256(repr((examples.scaling, inputs.shape)).encode())
+        form: list[object] = [examples.scaling, inputs.shape]
+        if inputs.dtype not in (np.uint8, np.float32):  # these two differ in their size
+            form.append(inputs.dtype.str)
+        digest = hashlib.sha256(repr(tuple(form)).encode())
         for start in range(0, len(examples), 4096):
             digest.update(np.ascontiguousarray(inputs[start : start + 4096]).data)
         values = cached_features(
