@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from noisewise.errors import DiskFullError, InvalidValueError
+from noisewise.errors import DiskFullError, InvalidValueError, NoisewiseError
 from noisewise.training import feature_cache
 from noisewise.training.feature_cache import cached_features
 from noisewise.training.features import Features, make_features
@@ -246,3 +246,54 @@ def test_an_encoder_that_changes_while_records_are_mapped_is_refused(tmp_path: P
             compute(features, RECORDS, tmp_path)
     [checks] = tmp_path.glob("*.checks")
     assert np.fromfile(checks, np.uint8).reshape(-1, 32).any(axis=1).tolist()[1:] == [False, False]
+
+
+def test_any_byte_of_the_header_may_be_damaged(tmp_path: Path) -> None:
+    features = make_features("identity", SHAPE)
+    first = np.array(compute(features, RECORDS[:9], tmp_path))
+    [file] = tmp_path.glob("*.npy")
+    whole = file.read_bytes()
+    for place in range(128):
+        for byte in b"\x00({'\n9\xff":
+            file.write_bytes(whole[:place] + bytes([byte]) + whole[place + 1 :])
+            assert np.array_equal(compute(features, RECORDS[:9], tmp_path), first)
+    file.write_bytes(b"PK\x03\x04" + whole)  # numpy takes it for an npz file
+    assert np.array_equal(compute(features, RECORDS[:9], tmp_path), first)
+
+
+def test_features_of_two_threads_do_not_mix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second thread begins while the first one starts its workers."""
+    one, other = encoder(by=1.0), encoder(by=2.0)
+    real, values = feature_cache.ProcessPoolExecutor, []
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(feature_cache, "ProcessPoolExecutor", real)
+        values.append(compute(other, RECORDS, tmp_path, workers=2))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(feature_cache, "ProcessPoolExecutor", interrupted)
+    values.insert(0, compute(one, RECORDS, tmp_path, workers=2))
+    for by, found in zip((1, 2), values, strict=True):
+        assert np.array_equal(found, RECORDS.reshape(300, -1) + np.float32(by))
+
+
+class Dies(nn.Module):
+    """Ends the worker at one record, as a machine without memory does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x.flatten()[0]) == BAD["error"] and multiprocessing.parent_process() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x.flatten(1)
+
+
+def test_a_worker_that_dies_is_one_line_and_the_rest_is_kept(tmp_path: Path) -> None:
+    records = RECORDS.copy()
+    records[290, 0, 0, 0] = BAD["error"]
+    features = make_features(Dies(), SHAPE, normalise="none")
+    with pytest.raises(NoisewiseError, match=r"a worker .* died.* again to resume") as caught:
+        compute(features, records, tmp_path, workers=2)
+    assert "\n" not in str(caught.value)
+    values = compute(features, records, tmp_path)
+    assert np.array_equal(values, records.reshape(300, -1))

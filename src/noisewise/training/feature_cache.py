@@ -14,6 +14,7 @@ import math
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import torch
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from noisewise.errors import InvalidValueError
+from noisewise.errors import InvalidValueError, NoisewiseError
 from noisewise.storage import file_lock, reserve, writing
 from noisewise.training.feature_checks import one_line
 from noisewise.training.features import Features
@@ -75,6 +76,7 @@ def cached_features(
         InvalidValueError: the map fails for a record or gives it no finite features, and the
             message gives its number; or the map changes while records are mapped.
         DiskFullError: no room for the file.
+        NoisewiseError: a worker process died.
     """
     if count == 0:
         return np.empty((0, features.width), np.float32)
@@ -108,7 +110,7 @@ def _open_file(path: Path, shape: tuple[int, int]) -> np.memmap[Any, np.dtype[np
         whole = values.shape == shape and values.dtype == np.float32
         if whole and values.flags.c_contiguous and checks.stat().st_size == math.prod(form):
             return np.memmap(checks, np.uint8, "r+", shape=form)
-    except (OSError, ValueError, EOFError):
+    except Exception:  # numpy's reader of damaged files raises errors of many types
         pass
     for old in (checks, path):
         old.unlink(missing_ok=True)
@@ -147,17 +149,23 @@ def _compute(
                 _write_chunk(features, path, count, read, chunk)
                 yield chunk
             return
-        global _task
-        _task = features, path, count, read
         context = multiprocessing.get_context("fork")
         with ProcessPoolExecutor(
-            min(workers, len(chunks)), context, initializer=follow_parent
+            min(workers, len(chunks)),
+            context,
+            initializer=_begin_worker,
+            initargs=(features, path, count, read),
         ) as pool:
             futures = {pool.submit(_write_in_worker, chunk): chunk for chunk in chunks}
             try:
                 for future in as_completed(futures):
                     future.result()
                     yield futures[future]
+            except BrokenProcessPool as error:
+                raise NoisewiseError(
+                    "a worker that computed features died, probably for lack of memory. Free "
+                    "memory, and run the same command again to resume"
+                ) from error
             except BaseException:
                 end_workers(pool)
                 raise
@@ -165,7 +173,14 @@ def _compute(
         torch.set_num_threads(threads)
 
 
-_task: tuple[Features, Path, int, ReadRecords] | None = None
+_task: tuple[Features, Path, int, ReadRecords] | None = None  # of a worker, one call at a time
+
+
+def _begin_worker(features: Features, path: Path, count: int, read: ReadRecords) -> None:
+    """Keep what this worker computes: threads of the parent may compute other features."""
+    global _task
+    _task = features, path, count, read
+    follow_parent()
 
 
 def _write_in_worker(chunk: int) -> None:
