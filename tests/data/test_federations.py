@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import tarfile
 import zipfile
 from dataclasses import replace
@@ -227,6 +228,24 @@ def test_a_folder_may_hold_the_archive(
     (tmp_path / "heart+disease.zip").write_bytes(b"PK\x03\x04 damaged")
     (dataset_folder("heart") / "processed.va.data").unlink()
     with pytest.raises(SourceError, match=r"heart\+disease.zip is damaged"):
+        get_dataset("heart", tmp_path)
+
+
+@pytest.mark.parametrize(("local", "central", "value"), [(6, 8, 1), (8, 10, 99)])
+def test_an_archive_that_python_cannot_read_is_one_line(
+    local: int, central: int, value: int, tmp_path: Path, small: Path
+) -> None:
+    """It is encrypted, or compressed in another way."""
+    path = tmp_path / "heart+disease.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in (small / "heart").iterdir():
+            archive.write(file, file.name)
+    content = bytearray(path.read_bytes())
+    for signature, offset in ((b"PK\x03\x04", local), (b"PK\x01\x02", central)):
+        for found in re.finditer(re.escape(signature), content):
+            content[found.start() + offset] = value
+    path.write_bytes(content)
+    with pytest.raises(SourceError, match=r"heart\+disease.zip is damaged: .*(encr|compression)"):
         get_dataset("heart", tmp_path)
 
 

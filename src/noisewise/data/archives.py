@@ -15,7 +15,8 @@ from noisewise.errors import SourceError
 __all__ = ["MAX_BYTES", "read_members", "unpack_named"]
 
 MAX_BYTES = 1 << 30  # largest size of a file
-_DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
+_DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, RuntimeError)
+# RuntimeError: zipfile cannot read encrypted files and some ways of compression.
 
 
 def read_members(archive: Path) -> Iterator[tuple[PurePosixPath, IO[bytes]]]:
