@@ -297,3 +297,23 @@ def test_a_worker_that_dies_is_one_line_and_the_rest_is_kept(tmp_path: Path) -> 
     assert "\n" not in str(caught.value)
     values = compute(features, records, tmp_path)
     assert np.array_equal(values, records.reshape(300, -1))
+
+
+def test_no_memory_is_not_a_fault_of_a_record(tmp_path: Path) -> None:
+    features = encoder(by=1.0)
+    real, calls = Features.of_record, 0
+
+    def once(self: Features, record: NDArray[np.float32]) -> NDArray[np.float32]:
+        nonlocal calls
+        calls += 1
+        if calls == 138:
+            raise MemoryError
+        return real(self, record)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Features, "of_record", once)
+        with pytest.raises(NoisewiseError, match=r"no memory .* record 137.* again to resume"):
+            compute(features, RECORDS, tmp_path)
+    values, chunks = computed_chunks(features, tmp_path)
+    assert chunks == 2
+    assert np.array_equal(values, RECORDS.reshape(300, -1) + 1)

@@ -73,6 +73,8 @@ ENCODERS: dict[str, Any] = {
     "shape": lambda: Applies(lambda x: x @ torch.zeros(7, 2)),
     "widths": lambda: Applies(lambda x: x.flatten(1)[:, : 3 + int(10 * x.flatten()[0])]),
     "nothing": lambda: Applies(lambda x: x.flatten(1)[:, :0]),
+    "complex": lambda: Applies(lambda x: x.flatten(1).to(torch.complex64)),
+    "meta": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 5, device="meta")),
     "other": lambda: 3,
 }
 
@@ -99,6 +101,8 @@ def encoder(input_shape: tuple[int, ...], kind: str) -> Any:
         ("shape", r"must take records of shape \(1, 8, 8\)"),
         ("widths", "must return vectors of one length"),
         ("nothing", "must return vectors of one length"),
+        ("complex", "its output has complex numbers"),
+        ("meta", "must have values in all of its parameters"),
         ("other", "must return a torch module, not int"),
     ],
 )
@@ -133,3 +137,19 @@ def test_the_random_state_of_torch_stays_as_it_is() -> None:
     before = torch.get_rng_state()
     make_features("scattering", SHAPE)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_torchscript_is_an_encoder_whose_code_counts() -> None:
+    found = []
+    for limit in (2.0, 3.0, 2.0):
+        script = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Hardtanh(-limit, limit)))
+        found.append(make_features(script, SHAPE).identity)
+    assert found[0] == found[2] != found[1]
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+    assert make_features(torch.jit.script(linear), SHAPE).width == 5
+
+
+@pytest.mark.parametrize("shape", [{"a": (3,), "b": (2,)}, (3, 0), (2.5,), ("a",)])
+def test_a_record_is_one_array_of_a_whole_shape(shape: Any) -> None:
+    with pytest.raises(InvalidValueError, match=r"^input_shape = "):
+        make_features("identity", shape)

@@ -404,3 +404,14 @@ def test_records_of_another_type_with_the_same_bytes_share_no_cache(tmp_path: Pa
         dataset = Dataset("own", Examples(inputs, np.array([0, 1])), None, 2)
         mapped = map_dataset(dataset, features, folder=tmp_path)
         assert np.array_equal(mapped.train.inputs, expected)
+
+
+def two_arrays() -> Dataset:
+    inputs = {"a": np.zeros((9, 3), np.float32), "b": np.zeros((9, 2), np.float32)}
+    return Dataset("own", Examples(inputs, np.arange(9) % 3), None, 3)
+
+
+def test_records_of_several_arrays_are_refused_in_one_line() -> None:
+    config = load_config(DEMO, {"data.name": f"{__name__}:two_arrays", "features.name": "identity"})
+    with pytest.raises(InvalidValueError, match=r"inputs = .*must be one array"):
+        prepare(config, "NoiseWise", 0)

@@ -218,7 +218,7 @@ def _mapped(data: str, columns: str, features_json: str, values: bool) -> Datase
     table = FeaturesConfig.model_validate_json(features_json)
     features = make_features(
         table.name,
-        dataset.train.input_shape,
+        dataset.train.array.shape[1:],
         options=table.options,
         weights=table.weights,
         sha256=table.sha256,

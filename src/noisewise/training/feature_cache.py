@@ -76,7 +76,7 @@ def cached_features(
         InvalidValueError: the map fails for a record or gives it no finite features, and the
             message gives its number; or the map changes while records are mapped.
         DiskFullError: no room for the file.
-        NoisewiseError: a worker process died.
+        NoisewiseError: a worker process died, or there is no memory.
     """
     if count == 0:
         return np.empty((0, features.width), np.float32)
@@ -197,8 +197,9 @@ def _write_chunk(features: Features, path: Path, count: int, read: ReadRecords, 
         except InvalidValueError as error:
             allowed = f"{error.allowed} (record {start + offset})"
             raise InvalidValueError(error.field, error.value, allowed) from error
-        except MemoryError:
-            raise
+        except MemoryError as error:
+            text = f"no memory for the features of record {start + offset}. Free memory, and run "
+            raise NoisewiseError(f"{text}the same command again to resume") from error
         except Exception as error:
             allowed = f"must map every record (record {start + offset}: {one_line(error)})"
             raise InvalidValueError("features.name", features.name, allowed) from error

@@ -113,7 +113,10 @@ def feature_vector(module: nn.Module, batch: Tensor, unit: bool) -> Tensor:
     """
     with torch.inference_mode(), _one_thread():
         # A new copy starts at a multiple of 64 bytes; products round by the place in memory.
-        vector: Tensor = module(batch.clone()).reshape(-1).to(torch.float32)
+        output: Tensor = module(batch.clone()).reshape(-1)
+        if output.is_complex():
+            raise TypeError("its output has complex numbers")
+        vector = output.to(torch.float32)
         if unit:
             # Divided by its largest value first, or the norm of large values would overflow.
             largest = float(vector.abs().max()) if len(vector) else 0.0
@@ -180,6 +183,8 @@ def add_settings(digest: hashlib._Hash, module: nn.Module, options: Mapping[str,
     if options:
         digest.update(_described(options).encode())
     for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            digest.update(str(getattr(part, "code", "")).encode())
         sources = [_source(kind) for kind in type(part).__mro__ if _is_own(kind)]
         if sources:
             own = {key: value for key, value in vars(part).items() if key not in _OF_EVERY_MODULE}

@@ -216,7 +216,10 @@ def make_features(
         raise InvalidValueError("features.normalise", normalise, allowed)
     if sha256 is not None and weights is None:
         raise InvalidValueError("features.sha256", sha256, "needs features.weights, the file")
-    shape = tuple(input_shape)
+    if isinstance(input_shape, Mapping):
+        allowed = "must be the shape of one array: a feature map takes no records of several arrays"
+        raise InvalidValueError("input_shape", sorted(input_shape), allowed)
+    shape = tuple(positive_int("input_shape", size) for size in input_shape)
     if isinstance(name, nn.Module):
         module, title = _own_module(name, options, weights), type(name).__qualname__
         pinned: str | None = state_sha256(module)
@@ -332,11 +335,20 @@ def _frozen(module: nn.Module, name: str) -> nn.Module:
     """The module in evaluation mode, without gradients."""
     try:
         module.eval()  # not chained: a `train` of the user's own may return nothing
-        module.requires_grad_(False)
-        return module
-    except ValueError as error:  # of torch's lazy layers
+        for parameter in module.parameters():  # TorchScript has no `requires_grad_` of modules
+            if parameter.is_leaf:  # the parameters of a copy of TorchScript are none
+                parameter.requires_grad_(False)
+        has_values = not any(
+            part.is_meta
+            for part in module.state_dict(keep_vars=True).values()
+            if isinstance(part, Tensor)
+        )
+    except ValueError:  # of torch's lazy layers
+        has_values = False
+    if not has_values:
         allowed = "must have values in all of its parameters; replace lazy layers"
-        raise InvalidValueError("features.name", name, allowed) from error
+        raise InvalidValueError("features.name", name, allowed)
+    return module
 
 
 class _Constants(nn.Module):
