@@ -182,11 +182,14 @@ def add_settings(digest: hashlib._Hash, module: nn.Module, options: Mapping[str,
     """
     if options:
         digest.update(_described(options).encode())
+    texts: dict[type, str] = {}  # finding one takes much longer than the rest
     for name, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
             digest.update(str(getattr(part, "code", "")).encode())
-        sources = [_source(kind) for kind in type(part).__mro__ if _is_own(kind)]
-        if sources:
+        own_kinds = [kind for kind in type(part).__mro__ if _is_own(kind)]
+        if own_kinds:
+            texts |= {kind: _source(kind) for kind in own_kinds if kind not in texts}
+            sources = [texts[kind] for kind in own_kinds]
             own = {key: value for key, value in vars(part).items() if key not in _OF_EVERY_MODULE}
             own |= dict(part.named_buffers(recurse=False))
             digest.update(f"{name}: {sources}: {_described(own)}".encode())
