@@ -24,6 +24,7 @@ from noisewise.training.gradients import Loss
 from noisewise.training.heads import Head, HeadRecords, head_of, head_outputs, head_updates
 from noisewise.training.local import TensorData, local_update
 from noisewise.training.models import softmax
+from noisewise.training.tasks import TASKS
 
 TOLERANCE = 1e-5
 LOSSES: dict[str, tuple[Loss, int]] = {
@@ -33,6 +34,8 @@ LOSSES: dict[str, tuple[Loss, int]] = {
     "multilabel": (functional.binary_cross_entropy_with_logits, 3),
     "regression": (functional.mse_loss, 1),
     "regression of several numbers": (functional.mse_loss, 3),
+    "task binary": (TASKS["binary"].loss, 1),
+    "task regression": (TASKS["regression"].loss, 3),
     "softmax module": (nn.CrossEntropyLoss(), 4),
     "multilabel module": (nn.BCEWithLogitsLoss(), 3),
     "regression module": (nn.MSELoss(), 3),
@@ -216,6 +219,29 @@ def test_runs_together_agree_with_local_update(
     for theta, output in zip(thetas, outputs, strict=True):
         weight, bias = theta[: k * d].view(k, d), theta[k * d :]
         torch.testing.assert_close(output, inputs @ weight.T + bias, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "k", "targets"),
+    [
+        ("binary", 1, torch.arange(12) % 2),
+        ("binary", 1, torch.arange(12)[:, None] % 2),
+        ("regression", 1, torch.linspace(-2, 2, 12)),
+        ("regression", 4, torch.linspace(-2, 2, 48).reshape(12, 2, 2)),
+        ("binary", 1, torch.zeros(0, dtype=torch.int64)),
+    ],
+)
+def test_targets_of_a_task_have_the_closed_form(task: str, k: int, targets: Tensor) -> None:
+    model, loss = nn.Linear(7, k), TASKS[task].loss
+    head = head_of(model, loss)
+    assert head is not None
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(len(targets), 7, generator=generator)
+    case = Case(model, loss, head, TensorData(inputs, targets), torch.linspace(-1, 1, head.size))
+    rng = SeededRandom(1, 2, "a")
+    engine = FastGradients(model, loss)
+    general = local_update(model, case.theta, case.data, PLAN, 0.3, loss, rng, engine=engine)
+    agree(case.update(), general.delta)
 
 
 def test_large_parameters_do_not_round_the_update() -> None:

@@ -36,6 +36,7 @@ from noisewise.training.gradients import NORMALISE_GAMMA, Loss, NormaliseTo, cli
 from noisewise.training.head_products import CACHED_NUMBERS, Floats, HeadProducts, Wide
 from noisewise.training.local import TensorData
 from noisewise.training.persons import Persons
+from noisewise.training.tasks import TASKS
 
 __all__ = ["Head", "HeadRecords", "head_of", "head_outputs", "head_updates", "paired_key"]
 
@@ -53,6 +54,8 @@ class Head:
         flattens: whether the model flattens records of any shape.
         loss: "softmax", "logistic" (one or several logits) or "squared" (regression).
         constant: a, the number that is appended to each record; None for a layer with bias.
+        reshapes: whether the loss takes targets of any shape with k numbers, as those of the tasks
+            "binary" and "regression" do.
     """
 
     features: int
@@ -60,6 +63,7 @@ class Head:
     flattens: bool
     loss: str
     constant: float | None = None
+    reshapes: bool = False
 
     @property
     def size(self) -> int:
@@ -87,7 +91,7 @@ def head_of(model: nn.Module, loss: Loss) -> Head | None:
     `nn.Flatten` before it, or `noisewise.training.models.head`; in float32 on the CPU, without
     hooks, and with all parameters trainable.
     The loss must be torch's plain cross-entropy, binary cross-entropy with logits or mean squared
-    error.
+    error, or that of the task "binary" or "regression".
     """
     single, kind = single_layer(model), _loss_kind(loss)
     if single is None or kind is None:
@@ -96,7 +100,12 @@ def head_of(model: nn.Module, loss: Loss) -> Head | None:
     if layer.weight.dtype != torch.float32 or layer.weight.device.type != "cpu":
         return None
     features = layer.in_features - (constant is not None)
-    return Head(features, layer.out_features, single.flattens, kind, constant)
+    reshapes = any(loss is TASKS[name].loss for name in _RESHAPING)
+    return Head(features, layer.out_features, single.flattens, kind, constant, reshapes)
+
+
+_RESHAPING = {"binary": "logistic", "regression": "squared"}
+"""Tasks whose losses reshape the outputs to the targets, and the kinds of these losses."""
 
 
 def _loss_kind(loss: Loss) -> str | None:
@@ -106,6 +115,9 @@ def _loss_kind(loss: Loss) -> str | None:
         return "logistic"
     if loss is functional.mse_loss:
         return "squared"
+    for name, kind in _RESHAPING.items():
+        if loss is TASKS[name].loss:
+            return kind
     if getattr(loss, "reduction", None) != "mean":
         return None
     if type(loss) is nn.BCEWithLogitsLoss and loss.weight is None and loss.pos_weight is None:
@@ -224,6 +236,10 @@ def _targets_of(head: Head, targets: Tensor) -> Floats | None:
         if bool(((targets < 0) | (targets >= head.outputs)).any()):
             return None  # torch ignores class -100
         return functional.one_hot(targets, head.outputs).float().numpy()
+    if head.reshapes:
+        if targets.dtype not in (torch.int64, torch.float32):
+            return None
+        targets = targets.flatten(1).float() if targets.dim() > 1 else targets[:, None].float()
     if head.loss == "squared" and head.outputs == 1 and targets.dim() == 1:
         targets = targets[:, None]
     if targets.dtype != torch.float32 or targets.shape[1:] != (head.outputs,):
