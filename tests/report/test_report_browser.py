@@ -167,6 +167,56 @@ def test_a_pointer_finds_the_exact_value(
     assert len(tip.splitlines()) == 8  # all methods
 
 
+# Words of table headings that are broken in two.
+BROKEN = """
+[...document.querySelectorAll("th.whole")].flatMap(th => {
+  const text = th.firstChild; let at = 0;
+  return th.textContent.split(/(\\s+)/).filter(word => {
+    const range = document.createRange();
+    range.setStart(text, at); range.setEnd(text, at += word.length);
+    return word.trim() && new Set([...range.getClientRects()].map(b => Math.round(b.top))).size > 1;
+  }); })
+"""
+
+
+def test_headings_are_whole_in_print(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["comparison"], width=700)
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    browser.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    assert browser.evaluate("document.querySelectorAll('th.whole').length") > 30
+    assert browser.evaluate(BROKEN) == []
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 700
+    browser.evaluate(
+        "document.querySelectorAll('th.whole').forEach(h => {"
+        " h.style = 'overflow-wrap:anywhere;max-width:12px;display:inline-block'; })"
+    )
+    assert browser.evaluate(BROKEN) != []  # the check can fail
+    browser.call("Emulation.setEmulatedMedia", media="")
+
+
+def test_the_gain_of_each_client_is_in_view(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["comparison"], width=1400)
+    sizes = "(() => { const t = document.querySelector('.beside .scroll');"
+    sizes += " return [t.scrollWidth, t.clientWidth]; })()"
+    needed, shown = browser.evaluate(sizes)
+    assert needed <= shown
+
+
+def test_a_method_and_its_marks_are_in_one_line_on_a_phone(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    browser.open(pages["sweep"], width=390)
+    tops = browser.evaluate(
+        """[...document.querySelectorAll("#overview ~ .scroll td:has(.mark)")].map(cell => {
+          const name = document.createRange();
+          name.selectNodeContents(cell);
+          return [cell.querySelector(".mark").getBoundingClientRect().bottom,
+                  Math.max(...[...name.getClientRects()].map(b => b.top))]; })"""
+    )
+    assert len(tops) > 4
+    assert all(last < bottom for bottom, last in tops)
+
+
 def test_the_checks_can_fail(browser: Browser, tmp_path: Path) -> None:
     """A page with each fault is found out."""
     page = tmp_path / "bad.html"
