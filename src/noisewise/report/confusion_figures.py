@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from noisewise.federation.results import RunResult
 from noisewise.palette import BLUE, INK
 from noisewise.report.chart import FONT_SIZE, Chart, Table, new_axes
+from noisewise.report.paired import best_method
 from noisewise.report.tables import by_method
 
 __all__ = ["class_table", "confusion_chart"]
@@ -23,20 +24,19 @@ _LEVELS = 20  # steps of the colour key
 
 
 def confusion_chart(results: Sequence[RunResult]) -> Chart | None:
-    """Chart of the confusion matrix of the best method without references; None if unknown.
+    """Chart of the confusion matrix of the best method, see `best_method`; None if unknown.
 
     Args:
         results: runs of one or more methods and seeds; the seeds of a method are added.
     """
     counted = [run for run in results if _counts(run) is not None]
-    grouped = by_method([run for run in counted if not run.is_reference] or counted)
-    if not grouped:
+    if not counted:
         return None
-    metric = next(iter(grouped.values()))[0].metric
-    means = {m: float(np.mean([run.score for run in runs])) for m, runs in grouped.items()}
-    method = min(means, key=lambda name: metric.rank(means[name]))
+    grouped = by_method(counted)
+    method = best_method(counted) or counted[0].method
     matrices = [matrix for run in grouped[method] if (matrix := _counts(run)) is not None]
     counts = np.sum(matrices, axis=0)
+    seeds = f"sum over {len(matrices)} seeds" if len(matrices) > 1 else "one seed"
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     classes = len(counts)
     figure, axes = new_axes(4.8, 4.6, grid="x")
@@ -67,9 +67,9 @@ def confusion_chart(results: Sequence[RunResult]) -> Chart | None:
     return Chart(
         "confusion",
         "Confusion matrix",
-        f"{method}, held-out records of all clients after the last round, over "
-        f"{len(grouped[method])} seeds: share [%] of the records of each class (row) that the "
-        "model takes for each class (column). The table has figures of each class.",
+        f"{method}, held-out records of all clients after the last round, {seeds}: share [%] of "
+        "the records of each class (row) that the model takes for each class (column). The table "
+        "has figures of each class.",
         figure,
         class_table(counts),
         {},

@@ -84,7 +84,8 @@ def _outcome(rows: Sequence[MethodRow], start: str, excluded: str) -> str:
     second = rest[0]
     seconds = [row for row in rest if not _differ(second, row)]
     gap = abs(best.score - second.score)
-    spreads = [row.spread for row in (best, second) if math.isfinite(row.spread)]
+    pairs = [(best, row) for row in seconds]
+    spreads = max(([r.spread for r in pair if math.isfinite(r.spread)] for pair in pairs), key=sum)
     error = math.sqrt(sum(s * s for s in spreads) / max(best.seeds, 1)) if spreads else 0.0
     points = f"{metric.number(gap)} {'percentage points' if metric.unit == '%' else metric.unit}"
     side, better = ("above", "higher") if metric.larger_is_better else ("below", "lower")
@@ -92,11 +93,12 @@ def _outcome(rows: Sequence[MethodRow], start: str, excluded: str) -> str:
         f"{start}{best.method} has the {metric.best} final {metric.name}{excluded}, "
         f"{points.rstrip()} {side} {list_text([row.method for row in seconds])}, the second best"
     )
-    if len(seconds) == 1 and spreads and gap <= error:
+    if spreads and gap <= error:
         unit = "points" if metric.unit == "%" else metric.unit
+        these = "two" if len(seconds) == 1 else "methods"
         text += (
             f". The difference is within its standard error of {metric.number(error)} {unit}"
-        ).rstrip() + ", so the comparison of these two is inconclusive"
+        ).rstrip() + f", so the comparison of these {these} is inconclusive"
     text += _noise([best, *seconds])
     if best.noise_ratio > 1.5 * second.noise_ratio:
         text += (

@@ -141,7 +141,7 @@ def _content(section: Section, prefix: str) -> dict[str, Any]:
     return {
         "id": prefix,
         "groups": _groups(results),
-        "best": best_methods(results),
+        "best": best_methods(results) if len(by_method(results)) > 1 else (),
         "verdict": verdict(results),
         "name": section.runs.name,
         "final": final_table(results),

@@ -248,6 +248,9 @@ def sweep_verdict(sets: Sequence[RunSet]) -> str:
         return ""
     ranked = sorted(wins, key=lambda method: -wins[method])
     settings = f"{judged} setting{'s' * (judged != 1)}"
-    text = list_text([f"{method} in {wins[method]}" for method in ranked])
-    role = "that needs no disclosures, or among the others if there is none"
-    return f"The best method {role}, in {settings}: {text}. Methods with equal scores all count."
+    first, *rest = ranked
+    text = list_text([f"{first} is best in {wins[first]}", *(f"{m} in {wins[m]}" for m in rest)])
+    return (
+        f"{text} of {settings}, among the methods that need no disclosures (among the others if "
+        "there are none). Methods with equal scores all count."
+    )
