@@ -13,6 +13,8 @@ import pytest
 from federation_helpers import small_run
 from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from noisewise.aggregation.method_facts import METHODS
 from noisewise.errors import InvalidValueError
@@ -22,6 +24,7 @@ from noisewise.palette import INK, MUTED
 from noisewise.report import as_csv, as_markdown, as_text, explain, method_rows, write_comparison
 from noisewise.report.chart import fix_layout, marker_symbol, method_styles, save_figure
 from noisewise.report.comparison_report import write_report
+from noisewise.report.confusion_figures import confusion_chart
 from noisewise.report.figures import noise_chart, weights_chart
 from noisewise.report.run_sets import RunSet, find_runs
 from noisewise.report.tables import as_run_csv
@@ -106,7 +109,14 @@ def test_the_explanation_follows_the_figures(runs: list[RunResult]) -> None:
     close = explain(
         [scored(r, a, 1.0) for r, a in ((robust, 0.8), (robust, 0.9), (plain, 0.79), (plain, 0.9))]
     )
-    assert "inconclusive" in close
+    assert "the comparison of these two is inconclusive" in close
+    others = [
+        replace(r, method="own:other") for r in (scored(plain, 0.79, 1), scored(plain, 0.9, 1))
+    ]
+    tied = [scored(plain, 0.79, 1.0), scored(plain, 0.9, 1.0), *others]
+    three = explain([scored(robust, 0.8, 1.0), scored(robust, 0.9, 1.0), *tied])
+    assert "above DPFedAvg and own:other, the second best" in three
+    assert "the comparison of these methods is inconclusive" in three
     level = explain([scored(robust, 0.8, 1.0), scored(plain, 0.8, 4.0)])
     assert "have the same final accuracy" in level
     assert "points above" not in level
@@ -270,8 +280,42 @@ def test_names_of_points_do_not_collide(runs: list[RunResult]) -> None:
     chart.figure.draw_without_rendering()
     texts = [text for text in chart.figure.axes[0].texts if text.get_text()]
     assert len(texts) == len(points)
-    boxes = [text.get_window_extent() for text in texts]
+    boxes = [Text.get_window_extent(text) for text in texts]  # without leader lines
     assert not any(a.overlaps(b) for k, a in enumerate(boxes) for b in boxes[:k])
+
+
+def test_names_of_points_cover_no_error_bar(runs: list[RunResult]) -> None:
+    run = next(r for r in runs if r.method == "RobustHDP")
+    spread = {"DPFedAvg": (0.81, 0.0, 4.2), "WeiAvg": (0.78, 0.09, 6.0), "PFA": (0.78, 0.0, 1.0)}
+    several = [
+        replace(scored(run, mean + sign * error, noise), method=name, seed=sign)
+        for name, (mean, error, noise) in spread.items()
+        for sign in (-1, 1)
+    ]
+    chart = noise_chart(several)
+    assert chart is not None
+    chart.figure.draw_without_rendering()
+    axes = chart.figure.axes[0]
+    names = {text.get_text(): Text.get_window_extent(text) for text in axes.texts}
+    x, low = axes.transData.transform((6.0, 69.0))
+    _, high = axes.transData.transform((6.0, 87.0))
+    bar = Bbox.from_extents(x - 1, low, x + 1, high)
+    assert names.keys() == spread.keys()
+    assert not any(box.overlaps(bar) for box in names.values())
+
+
+def test_the_confusion_matrix_is_that_of_the_best_method(runs: list[RunResult]) -> None:
+    """The same method as in the result: one that needs disclosures does not replace it."""
+    private = next(r for r in runs if r.method == "RobustHDP")
+    disclosing = next(r for r in runs if r.method == "DPFedAvg")
+    made = [scored(disclosing, 0.9, 1.0), scored(private, 0.8, 1.0)]
+    chart = confusion_chart(made)
+    assert chart is not None
+    assert chart.caption.startswith("RobustHDP, ")
+    assert "one seed" in chart.caption
+    both = confusion_chart([*made, replace(made[1], seed=1)])
+    assert both is not None
+    assert "sum over 2 seeds" in both.caption
 
 
 def test_a_figure_with_a_fixed_layout_is_drawn_once_for_each_file(

@@ -23,6 +23,7 @@ from noisewise.storage import write_atomic
 from noisewise.text import printable
 
 __all__ = [
+    "Box",
     "Chart",
     "Style",
     "Table",
@@ -33,6 +34,7 @@ __all__ = [
     "marker_symbol",
     "method_styles",
     "new_axes",
+    "overlap",
     "plain_numbers",
     "save_figure",
     "style_axes",
@@ -42,6 +44,8 @@ __all__ = [
 FONT_SIZE = 9.5
 _LEGEND_ROWS = 4  # what the heights of the figures allow for
 Grid = Literal["x", "y", "both"]
+Box = tuple[float, float, float, float]
+"""A rectangle: left, bottom, right, top."""
 
 _MARKERS = "osD^vPX"
 _LINES = ("-", ":", "-.")  # dashed lines are for references
@@ -220,6 +224,18 @@ def add_tips(axes: Axes, name: str, xs: Sequence[float], ys: Sequence[float]) ->
     """
     assert all(map(math.isfinite, [*xs, *ys]))
     axes.plot(xs, ys, "o", ms=8, mew=0, alpha=0, gid=f"tips-{name}", clip_on=False)
+
+
+def overlap(one: Box, other: Box) -> float:
+    """Return the area that two boxes share.
+
+    Example:
+        >>> overlap((0, 0, 2, 2), (1, 1, 5, 5))
+        1.0
+    """
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    return max(0.0, width) * max(0.0, height)
 
 
 def text_width(text: str) -> float:

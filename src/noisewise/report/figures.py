@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -17,12 +18,14 @@ from noisewise.federation.task_info import MetricInfo, TaskInfo
 from noisewise.palette import GRID, INK, MUTED
 from noisewise.report.chart import (
     FONT_SIZE,
+    Box,
     Chart,
     Table,
     add_legend,
     add_tips,
     method_styles,
     new_axes,
+    overlap,
     plain_numbers,
     text_width,
 )
@@ -32,6 +35,10 @@ from noisewise.report.tables import by_method, headings, mean_weights, method_ro
 __all__ = ["accuracy_chart", "noise_chart", "weights_chart"]
 
 _MOST_TIPS = 40
+_REFERENCES = {"FedAvg": "FedAvg has no privacy", "Oracle": "Oracle knows the true noise"}
+_LONG = 110  # typographic points, of a name
+_NAME_HEIGHT = 1.3 * FONT_SIZE
+_SHIFTS = (0, 13, -13, 26, -26, 39, -39, 52, -52, 65, -65)  # of a name, in typographic points
 _LOG_RATIO = 2.0  # a log axis needs a range of at least this ratio, or it has too few labels
 
 
@@ -84,10 +91,12 @@ def accuracy_chart(results: Sequence[RunResult]) -> Chart:
     over = "Mean over the clients of the " + metric.name + " on their"
     if metric.combine == "records":
         over = f"{metric.name.capitalize()} of all clients'"
+    names = {method.partition("(")[0] for method in means}
+    references = [text for name, text in _REFERENCES.items() if name in names]
     direction = "" if metric.larger_is_better else " Lower is better."
     caption = (
-        f"{over} held-out records{band}.{direction} Dashed lines are references: FedAvg has no "
-        "privacy, Oracle knows the true noise."
+        f"{over} held-out records{band}.{direction}"
+        + f" Dashed lines are references: {', '.join(references)}." * bool(references)
     )
     if not all(run.shares_model for run in results):
         caption += " Under Alone every client has its own model."
@@ -121,8 +130,10 @@ def noise_chart(results: Sequence[RunResult]) -> Chart | None:
     figure, axes = new_axes(grid="both")
     styles = method_styles(list(by_method(results)))
     tips: dict[str, tuple[str, ...]] = {}
+    errors: dict[str, float] = {}
     for number, row in enumerate(rows):
         error = factor * row.standard_error if math.isfinite(row.standard_error) else 0.0
+        errors[row.method] = error
         point = (row.noise_ratio, factor * row.score)
         style = styles[row.method]
         marker = "_" if style.marker == "|" else style.marker
@@ -141,7 +152,8 @@ def noise_chart(results: Sequence[RunResult]) -> Chart | None:
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         axes.ticklabel_format(axis="x", style="plain", useOffset=False)
     names = {row.method: (row.noise_ratio, factor * row.score) for row in rows}
-    _name_points(figure, axes, names, {method: styles[method].text for method in names})
+    colours = {method: styles[method].text for method in names}
+    _name_points(figure, axes, names, errors, colours)
     scale = " (log scale)" if wide else ""
     axes.set_xlabel(f"noise of the combined update / oracle's{scale}")
     axes.set_ylabel(f"final {metric.label}")
@@ -149,9 +161,11 @@ def noise_chart(results: Sequence[RunResult]) -> Chart | None:
         "noise",
         f"{metric.name.capitalize()} against noise",
         "Noise in the combined update, divided by the least noise that any weights can reach "
-        "with the same budgets (1 is the best). Bars: standard error over seeds. Not shown: "
-        "methods whose noise has no closed form (PFA), without noise (FedAvg) and without a "
-        "combined update (Alone).",
+        "with the same budgets (1 is the best)."
+        + " Bars: standard error over seeds."
+        * (max(row.seeds for row in rows) > 1)
+        + " Not shown: methods whose noise has no closed form (PFA), without noise (FedAvg) and "
+        "without a combined update (Alone)." * (len(rows) < len(styles)),
         figure,
         Table(
             ("method", "noise / oracle's", headings(rows)[1]),
@@ -165,30 +179,70 @@ def _name_points(
     figure: Figure,
     axes: Axes,
     points: Mapping[str, tuple[float, float]],
+    errors: Mapping[str, float],
     colours: Mapping[str, str],
 ) -> None:
-    """Write each point's name to the right of it; names that would overlap are moved up."""
+    """Write each point's name where it covers least, with a leader line if it is not beside it.
+
+    Args:
+        figure: of the axes.
+        axes: axes with the points.
+        points: by name.
+        errors: half the length of each point's vertical bar, by name.
+        colours: of the names.
+    """
     axes.autoscale_view()
     figure.draw_without_rendering()  # computes the scales
-    pixels = {name: axes.transData.transform(point) for name, point in points.items()}
     unit = 72 / figure.dpi  # typographic points in a pixel
-    placed: list[tuple[float, float, float]] = []
-    for name in sorted(points, key=lambda n: pixels[n][1]):
-        x, y = (float(v) * unit for v in pixels[name])
-        height, end = y - 3.0, x + 9 + text_width(name)
-        for other_x, other_end, other_y in placed:
-            separate = end < other_x or other_end < x
-            if not separate and height < other_y + 1.25 * FONT_SIZE:
-                height = other_y + 1.25 * FONT_SIZE
-        placed.append((x, end, height))
+    taken: list[Box] = []
+    places: dict[str, tuple[float, float]] = {}
+    for name, (x, y) in points.items():
+        ends = [axes.transData.transform((x, y + d)) for d in (0.0, -errors[name], errors[name])]
+        (left, middle), (_, low), (_, high) = ([float(v) * unit for v in end] for end in ends)
+        places[name] = left, middle
+        taken += [(left - 4, middle - 4, left + 4, middle + 4), (left - 1, low, left + 1, high)]
+    for name in sorted(points, key=lambda n: -places[n][1]):
+        x, y = places[name]
+        shifted = _name_boxes(x, y, text_width(name))
+        # The layout moves points sideways to make room for long names, so these need whole rows.
+        spare = 0.0 if text_width(name) < _LONG else 1e4
+        rows = [(left - spare, low, right + spare, top) for left, low, right, top in shifted]
+        costs = [
+            sum(overlap(row, other) for other in taken) + _outside(box, axes, unit)
+            for row, box in zip(rows, shifted, strict=True)
+        ]
+        best = costs.index(min(costs))  # the nearest of the best
+        taken.append(rows[best])
+        box = shifted[best]
+        dx, dy = box[0] - x, box[1] + _NAME_HEIGHT / 2 - y
+        line = {"arrowstyle": "-", "color": colours[name], "lw": 0.7, "shrinkA": 1, "shrinkB": 3}
         axes.annotate(
             name,
             points[name],
-            xytext=(9, height - y),
+            xytext=(dx, dy),
             textcoords="offset points",
             color=colours[name],
+            va="center",
             fontsize=FONT_SIZE,
+            arrowprops=line | {"relpos": (float(dx < 0), 0.5)} if abs(dy) > 1 else None,
         )
+
+
+def _name_boxes(x: float, y: float, width: float) -> list[Box]:
+    """Return places of a name beside its point, right and left, then further and further away."""
+    lefts = [left for far in (9, 23) for left in (x + far, x - far - width)]
+    bottoms = [y + dy - _NAME_HEIGHT / 2 for dy in _SHIFTS]
+    return [
+        (left, low, left + width, low + _NAME_HEIGHT)
+        for low, left in itertools.product(bottoms, lefts)
+    ]
+
+
+def _outside(box: Box, axes: Axes, unit: float) -> float:
+    """Area of a box of typographic points above, below or on the left of the axes."""
+    left, bottom, _, top = (float(v) * unit for v in axes.bbox.extents)
+    area = (box[2] - box[0]) * (box[3] - box[1])
+    return area - overlap(box, (left, bottom, math.inf, top))
 
 
 def _own_budgets(results: Sequence[RunResult]) -> RunResult | None:

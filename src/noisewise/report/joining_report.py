@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 from noisewise.federation.results import RunResult
 from noisewise.federation.task_info import MetricInfo, TaskInfo
 from noisewise.palette import GRID, INK, MUTED
-from noisewise.report.chart import Chart, Table, add_tips, method_styles, new_axes
+from noisewise.report.chart import (
+    Box,
+    Chart,
+    Table,
+    add_tips,
+    method_styles,
+    new_axes,
+    overlap,
+)
 from noisewise.report.tables import by_method, mean_weights
 
 __all__ = ["ClientGain", "Joining", "does_joining_pay", "joining_chart"]
@@ -28,7 +36,6 @@ _PLACES = (
     (3, 2, 0), (-3, 2, 1), (3, -10, 0), (-3, -10, 1), (5, -4, 0), (-5, -4, 1), (0, 4, 0.5),
     (0, -11, 0.5), (0, 12, 0.5), (0, -19, 0.5), (9, 9, 0), (-9, 9, 1), (9, -16, 0), (-9, -16, 1),
 )  # fmt: skip
-_Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -302,9 +309,7 @@ def _write_names(
             (x + dx - share * width, y + dy, x + dx + (1 - share) * width, y + dy + height)
             for dx, dy, share in _PLACES
         ]
-        box = min(
-            boxes, key=lambda box: sum(_overlap(box, o) for o in taken) + _outside(box, frame)
-        )
+        box = min(boxes, key=lambda box: sum(overlap(box, o) for o in taken) + _outside(box, frame))
         taken.append(box)
         axes.annotate(
             name, point, xytext=(box[0] - x, box[1] - y), textcoords="offset points", color=INK,
@@ -312,17 +317,10 @@ def _write_names(
         )  # fmt: skip
 
 
-def _overlap(one: _Box, other: _Box) -> float:
-    """Area that two boxes (left, bottom, right, top) share."""
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
-    return max(0.0, width) * max(0.0, height)
-
-
-def _outside(box: _Box, frame: _Box) -> float:
+def _outside(box: Box, frame: Box) -> float:
     """Area of a box that lies outside of a frame, weighted so that it is avoided."""
     area = (box[2] - box[0]) * (box[3] - box[1])
-    return 10 * (area - _overlap(box, frame))
+    return 10 * (area - overlap(box, frame))
 
 
 def _tip(client: ClientGain, joining: Joining) -> str:

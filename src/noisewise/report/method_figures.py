@@ -92,8 +92,9 @@ def epsilon_chart(results: Sequence[RunResult]) -> Chart | None:
         "epsilon",
         f"{metric.name.capitalize()} against epsilon",
         f"One mark for each client and private method: final {metric.name} on the client's "
-        "held-out records, mean over seeds, against the epsilon of its budget. Marks of different "
-        "methods are shifted slightly.",
+        "held-out records, mean over seeds, against the epsilon of its budget."
+        + " Marks of different methods are shifted slightly."
+        * (len(grouped) > 1),
         figure,
         Table(("client", "epsilon", *(f"{method}{unit}" for method in grouped)), rows),
         tips,
@@ -210,8 +211,8 @@ def time_chart(
         of_round,
         ("time", "Time of each round", "seconds"),
         "Time from the end of one round to the end of the next, with evaluation and with waiting "
-        "for clients. Runs that are trained together share their time, and other work on the "
-        "machine counts too.",
+        "for clients. Runs that train at the same time slow each other down, as does other work on "
+        "the machine.",
     )
 
 
