@@ -19,6 +19,7 @@ from noisewise.errors import InvalidValueError
 from noisewise.experiments.config import MethodConfig, load_config
 from noisewise.experiments.new_config import new_config
 from noisewise.experiments.prepare import prepare
+from noisewise.experiments.runner import comparison_jobs
 from noisewise.noise import make_estimator
 from noisewise.training import make_model
 
@@ -199,6 +200,9 @@ def test_init_takes_a_folder_of_csv_files(noisewise: Noisewise, tmp_path: Path) 
         (["--epsilon", "one"], "--epsilon = 'one'"),
         (["--epsilon", "-1"], "epsilon = -1"),
         (["--clients", "2", "--epsilon", "1,2,3"], "population.epsilon"),
+        (["--target", "ill"], "--target = 'ill': is for a folder"),
+        (["--classes", "no,yes"], "--classes = 'no,yes': is for a folder"),
+        (["--data", "FARS", "--clients", "3"], "--clients = 3: has no effect"),
     ],
 )
 def test_init_rejects_bad_answers_and_writes_nothing(
@@ -230,6 +234,20 @@ def test_init_asks_in_a_terminal(tmp_path: Path) -> None:
     os.close(parent)
     config = load_config(file)
     assert (config.data.clients, config.population.epsilon) == (7, 2.0)
+
+
+def test_new_config_quotes_folders_and_columns(tmp_path: Path) -> None:
+    folder = tmp_path / 'ward "7"'
+    folder.mkdir()
+    file = tmp_path / "config.toml"
+    file.write_text(new_config(str(folder), target='the "ill"'))
+    data = load_config(file).data
+    assert (str(data.folder), data.target) == (str(folder), 'the "ill"')
+
+
+def test_a_method_that_is_listed_twice_is_named_as_it_was_given() -> None:
+    with pytest.raises(InvalidValueError, match=r"compare\.methods = 'NoiseWise': is listed twice"):
+        comparison_jobs(load_config(CONFIG), ["NoiseWise", "noisewise"])
 
 
 def test_new_config_quotes_class_names(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -26,9 +27,10 @@ def init_command(
         str | None, typer.Option(help="One for all clients, or one for each: 0.5,1,8.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Number of rounds.")] = 40,
-    target: Annotated[str, typer.Option(help="For CSV files: the column with the class.")] = (
-        "target"
-    ),
+    target: Annotated[
+        str | None,
+        typer.Option(help="For CSV files: the column with the class. Default: target."),
+    ] = None,
     classes: Annotated[
         str | None, typer.Option(help="For CSV files: all classes, comma-separated.")
     ] = None,
@@ -57,6 +59,7 @@ def init_command(
     if data is None:
         names = ", ".join(dataset_names())
         data = typer.prompt(f"Dataset ({names}, or a folder)", "digits") if asks else "digits"
+    _reject_unused(data, {"--clients": clients, "--target": target, "--classes": classes})
     if clients is None and not has_own_clients(data):
         clients = typer.prompt("Number of clients", 10, type=int) if asks else 10
     if epsilon is None:
@@ -66,7 +69,7 @@ def init_command(
         clients=clients or 10,
         epsilons=_numbers("--epsilon", epsilon),
         rounds=rounds,
-        target=target,
+        target=target or "target",
         classes=words("--classes", classes),
     )
     write_atomic(file, text.encode())
@@ -76,6 +79,21 @@ def init_command(
         file.unlink()
         raise
     say(f"wrote {file}\nnext: noisewise compare {file}")
+
+
+def _reject_unused(data: str, options: Mapping[str, object]) -> None:
+    """Reject options that the data do not use: they would seem to have an effect."""
+    from noisewise.experiments.new_config import has_own_clients
+
+    unused = {}
+    if has_own_clients(data):
+        unused["--clients"] = f"has no effect: {data} has its own clients; leave it out"
+    if not Path(data).is_dir():
+        allowed = "is for a folder of CSV files (--data FOLDER); leave it out"
+        unused |= {"--target": allowed, "--classes": allowed}
+    for option, allowed in unused.items():
+        if options[option] is not None:
+            raise InvalidValueError(option, options[option], allowed)
 
 
 def _numbers(option: str, text: str) -> list[float]:

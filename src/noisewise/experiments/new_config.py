@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from noisewise.checks import known_name, positive_int, positive_number
+from noisewise.checks import known_name, matching_name, positive_int, positive_number
 from noisewise.data.catalogue import CATALOGUE
 from noisewise.data.datasets import dataset_names
 from noisewise.data.federations import FEDERATIONS
@@ -15,7 +15,7 @@ __all__ = ["has_own_clients", "new_config"]
 
 def has_own_clients(data: str) -> bool:
     """Whether a dataset has clients of its own, so that no number of clients is needed."""
-    return Path(data).is_dir() or data in FEDERATIONS
+    return Path(data).is_dir() or matching_name(data, FEDERATIONS) in FEDERATIONS
 
 
 def new_config(
@@ -55,7 +55,7 @@ def new_config(
         positive_number("epsilon", value)
     if Path(data).is_dir():
         lines = ['name = "csv" # each .csv file of the folder is a client']
-        lines += [f'folder = "{data}"', f'target = "{target}"']
+        lines += [f"folder = {_quoted(data)}", f"target = {_quoted(target)}"]
         if classes is not None:
             lines.append(f"classes = [{', '.join(_quoted(name) for name in classes)}]")
     else:
