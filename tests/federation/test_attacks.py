@@ -389,7 +389,8 @@ class TestStudy:
             ("methods", (MethodConfig(name="PFA"), MethodConfig(name="PFA")), "twice"),
             ("attacks", (), "one or more"),
             ("attacks", ("zero", "scaled", "zero"), "twice"),
-            ("attacks", ("krum",), "must be among"),
+            ("attacks", ("krum",), "must be one of"),
+            ("attacks", ("zer",), "did you mean zero"),
         ],
     )
     def test_bad_lists_are_named_before_anything_runs(

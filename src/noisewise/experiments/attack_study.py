@@ -14,7 +14,7 @@ import numpy as np
 
 from noisewise.aggregation.method_facts import METHODS
 from noisewise.aggregation.methods import make_method
-from noisewise.checks import no_repeats
+from noisewise.checks import known_name, no_repeats
 from noisewise.errors import InvalidValueError
 from noisewise.experiments.comparison import cache_spending
 from noisewise.experiments.config import (
@@ -202,9 +202,7 @@ def attack_runs(
         if not entries:
             raise InvalidValueError(field, list(entries), "must be one or more")
         no_repeats(field, entries)
-    for kind in kinds:
-        if kind not in ATTACKS:
-            raise InvalidValueError("attacks", kind, f"must be among {', '.join(ATTACKS)}")
+    kinds = [known_name("attacks", kind, ATTACKS) for kind in kinds]
     if "sybils" in kinds and len(attackers) < 2:
         raise InvalidValueError("attackers", list(attackers), "must be two or more for sybils")
     ids = [client.spec.id for client in setup.clients]
