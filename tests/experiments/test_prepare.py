@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -238,6 +239,15 @@ def test_a_file_in_place_of_the_folder_is_refused(below: str, tmp_path: Path) ->
     (tmp_path / "notes").write_text("mine")
     with pytest.raises(InvalidValueError, match=r"must be a folder, and .*notes is a file"):
         compare(config(), ["DPFedAvg"], 1, folder=tmp_path / "notes" / below)
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    with pytest.raises(InvalidValueError, match=r"cannot be made: no permission to write to"):
+        compare(config(), ["DPFedAvg"], 1, folder=tmp_path / "new" / "folder")
+    assert list(tmp_path.iterdir()) == []
 
 
 def finish(folder: Path, **options: float) -> float:

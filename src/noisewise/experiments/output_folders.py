@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,9 @@ def _check_config(config: ExperimentConfig, folder: Path, runs: Iterable[Path]) 
     nearest = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     if nearest.exists() and not nearest.is_dir():
         raise InvalidValueError("folder", str(folder), f"must be a folder, and {nearest} is a file")
+    if nearest != folder and not os.access(nearest, os.W_OK | os.X_OK):
+        allowed = f"cannot be made: no permission to write to {nearest}; choose another (--output)"
+        raise InvalidValueError("folder", str(folder), allowed)
     if not any((run / name).exists() for run in runs for name in _RUN_FILES):
         return
     try:
