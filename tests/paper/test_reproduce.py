@@ -32,7 +32,7 @@ from noisewise.paper.published import (
     published_table,
 )
 from noisewise.paper.reproduce import _not_comparable
-from noisewise.paper.time_estimate import artefact_seconds
+from noisewise.paper.time_estimate import artefact_seconds, read_times, times_file, write_times
 from noisewise.paper.training_time import duration
 
 ROOT = Path(__file__).parents[2]
@@ -486,6 +486,35 @@ def test_costs_are_measured_and_scale() -> None:
     )
     assert half == pytest.approx(one / 2)
     assert 0 < artefact_seconds(load_artefact("noise-table")) < 1000
+
+
+def test_stored_times_are_used_for_the_same_artefacts_and_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOISEWISE_CACHE", str(tmp_path / "new" / "cache"))
+    times = {"one": 1.5, "two": 0.0}
+    assert read_times(times) is None
+    write_times(times)
+    assert read_times(["one", "two"]) == times
+    assert read_times(["one", "three"]) is None
+    with monkeypatch.context() as other:
+        other.setattr("platform.node", lambda: "another machine")
+        assert read_times(times) is None
+    for damaged in ("", "[]", "null", '{"seconds": 1}', times_file().read_text()[:-9]):
+        times_file().write_text(damaged)
+        assert read_times(times) is None
+    write_times({"one": float("nan")})
+    assert read_times(["one"]) is None
+
+
+def test_the_list_times_the_models_once(
+    noisewise: Noisewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOISEWISE_CACHE", str(tmp_path))
+    write_times(dict.fromkeys(artefact_names(), 60.0))
+    stored = noisewise("reproduce")
+    assert "timing" not in stored.stderr
+    assert str(times_file()) in stored.stdout
 
 
 def test_what_the_docs_say_about_the_papers_own_tables() -> None:

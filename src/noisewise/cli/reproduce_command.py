@@ -200,14 +200,23 @@ def _index(folder: Path, as_json: bool) -> None:
 def _list(as_json: bool, show_all: bool) -> None:
     """Print every artefact with the data that it needs and its estimated time, quickest first."""
     from noisewise.paper import artefact_names, load_artefact
-    from noisewise.paper.time_estimate import artefact_seconds
+    from noisewise.paper.time_estimate import (
+        artefact_seconds,
+        read_times,
+        times_file,
+        write_times,
+    )
     from noisewise.paper.training_time import duration
     from noisewise.storage import to_json
 
-    say("timing a few steps of each model ...", err=True)
+    artefacts = {name: load_artefact(name) for name in artefact_names()}
+    seconds = read_times(artefacts)
+    if seconds is None:
+        say("timing a few steps of each model ...", err=True)
+        seconds = {name: artefact_seconds(artefact) for name, artefact in artefacts.items()}
+        write_times(seconds)
     rows = []
-    for name in artefact_names():
-        artefact = load_artefact(name)
+    for name, artefact in artefacts.items():
         about = artefact.about
         rows.append(
             {
@@ -217,7 +226,7 @@ def _list(as_json: bool, show_all: bool) -> None:
                 "place": about.place,
                 "kind": about.kind,
                 "needs": about.needs if about.kind != "elsewhere" else about.notes[0],
-                "seconds": artefact_seconds(artefact) / available_cores(),
+                "seconds": seconds[name] / available_cores(),
             }
         )
     if as_json:
@@ -225,8 +234,9 @@ def _list(as_json: bool, show_all: bool) -> None:
         return
     say(
         f"Times are for all seeds, columns and methods on {available_cores()} core(s) of this "
-        "machine, estimated from a few timed steps.\n--seeds, --dists, --methods and --rounds "
-        "shorten them. Artefacts share finished runs.\n"
+        "machine, estimated from a few timed steps.\nTo time the steps again, remove "
+        f"{times_file()}\n--seeds, --dists, --methods and --rounds shorten the times. Artefacts "
+        "share finished runs.\n"
     )
     shown = [row for row in rows if show_all or float(str(row["seconds"])) <= _DAY]
     for row in sorted(shown, key=lambda row: (row["kind"] == "elsewhere", row["seconds"])):

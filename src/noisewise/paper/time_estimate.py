@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import math
+import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from noisewise import __version__
 from noisewise.data.catalogue import CATALOGUE
 from noisewise.data.populations import authors_population
 from noisewise.data.specs import ClientSpec
+from noisewise.errors import DiskFullError
 from noisewise.experiments.config import ExperimentConfig
 from noisewise.federation.executors import one_thread
 from noisewise.noise.pursuit import principal_component_pursuit
@@ -21,12 +28,13 @@ from noisewise.paper.artefacts import Artefact
 from noisewise.privacy.accounting import epsilon_of
 from noisewise.privacy.plan import make_plan
 from noisewise.randomness import SeededRandom
+from noisewise.storage import cache_dir, write_atomic
 from noisewise.training.engine import make_engine
 from noisewise.training.local import TensorData, local_update
 from noisewise.training.models import make_model
 from noisewise.training.parameters import ParameterLayout
 
-__all__ = ["artefact_seconds"]
+__all__ = ["artefact_seconds", "read_times", "times_file", "write_times"]
 
 _BATCHES = (8, 32)
 _ITERATIONS = 200  # typical number for principal component pursuit (docs/estimators.md)
@@ -149,3 +157,41 @@ def artefact_seconds(artefact: Artefact, overrides: Overrides | None = None) -> 
         assert about.sweep is not None
         columns = tuple(c for c in columns if c.name in about.sweep.columns)
     return sum(_column_seconds(column, about.kind == "first round") for column in columns)
+
+
+def times_file() -> Path:
+    """Return the file with the last estimates of this user."""
+    return cache_dir() / "reproduce-times.json"
+
+
+def read_times(names: Iterable[str]) -> dict[str, float] | None:
+    """Return stored estimates in seconds by artefact.
+
+    Args:
+        names: of all artefacts.
+
+    Returns:
+        The estimates; None if there are none for exactly these artefacts on this machine with the
+        installed versions.
+    """
+    try:
+        content = json.loads(times_file().read_text())
+        seconds = {str(name): float(value) for name, value in content["seconds"].items()}
+        machine = content["machine"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    valid = all(0 <= value < math.inf for value in seconds.values())
+    return seconds if valid and machine == _machine() and seconds.keys() == {*names} else None
+
+
+def write_times(seconds: Mapping[str, float]) -> None:
+    """Store estimates for `read_times`; without a cache folder they are not stored."""
+    content = json.dumps({"machine": _machine(), "seconds": dict(seconds)}, indent=1)
+    with suppress(OSError, DiskFullError):
+        times_file().parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(times_file(), content.encode())
+
+
+def _machine() -> list[str]:
+    """What the estimates depend on: the machine and the versions of the code."""
+    return [platform.node(), platform.machine(), __version__, str(torch.__version__)]
