@@ -160,6 +160,19 @@ def test_help_is_readable_in_60_columns(command: tuple[str, ...]) -> None:
     assert not [line for line in lines if "…" in line]
 
 
+def test_methods_are_readable_in_60_columns(
+    noisewise: Noisewise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = noisewise("methods").stdout
+    assert max(map(len, narrow.splitlines())) <= 60
+    monkeypatch.delenv("COLUMNS")
+    wide = noisewise("methods").stdout  # not a terminal: one line for each method
+    assert len(wide.splitlines()) == len(METHODS) + 1
+    assert len(narrow.splitlines()) > len(METHODS) + 1
+    assert narrow.split() == wide.split()
+
+
 @pytest.mark.parametrize(
     ("options", "clients"),
     [

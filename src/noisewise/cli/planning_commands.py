@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -92,7 +95,19 @@ def methods_command(as_json: AsJson = False) -> None:
     table = [("method", "disclosed to the server", "description")]
     for name, facts in METHODS.items():
         table.append((name, ", ".join(needs[name]) or "nothing", facts.summary))
-    say("\n".join(align_columns(table)))
+    say("\n".join(_fitted(table)))
+
+
+def _fitted(table: Sequence[Sequence[str]]) -> list[str]:
+    """Align a table; in a terminal that is too narrow, its last column has several lines."""
+    others = align_columns([row[:-1] for row in table])
+    indent = max(map(len, others)) + 2
+    room = shutil.get_terminal_size(fallback=(10_000, 24)).columns - indent
+    lines = []
+    for start, row in zip(others, table, strict=True):
+        first, *rest = textwrap.wrap(row[-1], max(room, 20), break_on_hyphens=False) or [""]
+        lines += [f"{start:<{indent}}{first}".rstrip(), *(" " * indent + line for line in rest)]
+    return lines
 
 
 @app.command("population", rich_help_panel=TRAIN)
