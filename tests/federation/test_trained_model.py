@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import noisewise as nw
 from noisewise.errors import InvalidValueError
 from noisewise.federation.trained_model import ModelStructure, TrainedModel
+from noisewise.report.chart import method_styles
 from noisewise.training.parameters import ParameterLayout
 
 
@@ -187,3 +188,9 @@ def test_the_notebook_view_refers_to_nothing_outside_and_escapes() -> None:
     assert "<script" not in page
     object.__setattr__(result, "method", "<script>alert(1)</script>")
     assert "<script>" not in result._repr_html_()
+
+
+def test_a_curve_in_a_notebook_has_the_colour_of_its_method() -> None:
+    for method in ("NoiseWise", "WeiAvg"):
+        page = small_run(method, rounds=1)._repr_html_()
+        assert f'stroke="{method_styles([method])[method].colour}"' in page

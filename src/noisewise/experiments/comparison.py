@@ -25,6 +25,7 @@ from noisewise.federation.round_record import RoundRecord
 from noisewise.federation.round_table import data_frame, round_rows
 from noisewise.privacy.plan import LocalPlan
 from noisewise.privacy.spending import spending_curve
+from noisewise.report.chart import method_styles
 from noisewise.report.comparison_report import write_comparison, write_report
 from noisewise.report.run_plots import plot_runs
 from noisewise.report.run_sets import RunSet, name_sets, read_round_times, settings_text
@@ -134,11 +135,13 @@ class Comparison:
             every = [row for part in self.parts for row in method_rows(part.results)]
             return notebook_html(["settings", *headings(every)], rows, {}, "")
         ranked = method_rows(self.results)
+        styles = method_styles(list(by_method(self.results)))
         return notebook_html(
             headings(ranked),
             [row.cells() for row in ranked],
             {method: _mean_curve(runs) for method, runs in by_method(self.results).items()},
             self.results[0].metric.label if self.results else "",
+            {method: style.colour for method, style in styles.items()},
         )
 
     def plot(self, axes: Axes | None = None) -> Axes:

@@ -29,6 +29,7 @@ def notebook_html(
     rows: Sequence[Sequence[str]],
     curves: Mapping[str, Curve],
     axis: str,
+    colours: Mapping[str, str] | None = None,
 ) -> str:
     """A table and a plot of curves, for ``_repr_html_``.
 
@@ -37,6 +38,7 @@ def notebook_html(
         rows: texts of its cells.
         curves: by name.
         axis: what the curves show.
+        colours: of the curves by name; by default those of the palette in their order.
     """
     head = "".join(f"<th>{_escaped(cell)}</th>" for cell in headings)
     body = "".join(
@@ -46,14 +48,14 @@ def notebook_html(
     finite = {
         name: [(x, y) for x, y in curve if math.isfinite(y)] for name, curve in curves.items()
     }
-    return f"<div>{table}{_svg({n: c for n, c in finite.items() if c}, axis)}</div>"
+    return f"<div>{table}{_svg({n: c for n, c in finite.items() if c}, axis, colours or {})}</div>"
 
 
 def _escaped(text: str) -> str:
     return html.escape(printable(text), quote=True)
 
 
-def _svg(curves: Mapping[str, Curve], axis: str) -> str:
+def _svg(curves: Mapping[str, Curve], axis: str, colours: Mapping[str, str]) -> str:
     """The curves with axes and a legend; empty without a value."""
     points = [point for curve in curves.values() for point in curve]
     if not points:
@@ -69,7 +71,7 @@ def _svg(curves: Mapping[str, Curve], axis: str) -> str:
 
     parts = []
     for number, (name, curve) in enumerate(curves.items()):
-        colour = _COLOURS[number % len(_COLOURS)]
+        colour = colours.get(name, _COLOURS[number % len(_COLOURS)])
         spots = [place(x, y) for x, y in curve]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}"/>')

@@ -114,8 +114,11 @@ class RunResult:
         }
         metric = self.metric
         curve = [(r.round, metric.scale * r.figure(metric.name)) for r in self.rounds]
+        # report/ is above this folder; it is imported when it is needed.
+        style = importlib.import_module("noisewise.report.chart").method_styles([self.method])
+        colours = {self.method: style[self.method].colour}
         return notebook_html(
-            list(figures), [list(figures.values())], {self.method: curve}, metric.label
+            list(figures), [list(figures.values())], {self.method: curve}, metric.label, colours
         )
 
     def to_frame(self) -> Any:
