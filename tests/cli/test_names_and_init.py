@@ -100,6 +100,12 @@ def test_a_missing_file_is_one_plain_line(arguments: list[str], noisewise: Noise
     assert "Error" not in answer.stderr
 
 
+def test_a_folder_without_a_run_is_one_plain_line(noisewise: Noisewise, tmp_path: Path) -> None:
+    answer = noisewise("flower", "status", str(tmp_path))
+    assert answer.returncode == 2
+    assert answer.stderr.endswith("must hold a run: it has no result.json and no run.json\n")
+
+
 def test_a_name_unlike_all_others_gets_no_suggestion() -> None:
     with pytest.raises(InvalidValueError, match=r"= 'xyz': must be one of mnist, cifar10$"):
         known_name("dataset", "xyz", ["mnist", "cifar10"])

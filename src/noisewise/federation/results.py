@@ -407,6 +407,9 @@ def load_run(folder: Path | str) -> RunResult:
         raise InvalidValueError("folder", str(folder), "must hold a run; there is no such folder")
     if (folder / "result.json").exists():
         return load_result(folder)
+    if not (folder / "run.json").exists():
+        allowed = "must hold a run: it has no result.json and no run.json"
+        raise InvalidValueError("folder", str(folder), allowed)
     records = []
     try:
         summary = json.loads((folder / "run.json").read_text())
