@@ -129,6 +129,19 @@ def test_the_chart_names_clients_without_overlap(n_clients: int, runs: list[RunR
         assert not any(other.contains(*middle) for other in boxes[:number])
 
 
+def test_the_lower_ends_of_error_bars_are_inside(runs: list[RunResult]) -> None:
+    made = [
+        replace(with_accuracy(named(runs, method), {"one": figures[seed], "two": 0.6}), seed=seed)
+        for method, figures in {"Alone": (0.1, 0.5), "NoiseWise": (0.4, 0.8)}.items()
+        for seed in (0, 1)
+    ]
+    chart = joining_chart(made)
+    assert chart is not None
+    (left, _), (bottom, _) = chart.figure.axes[0].get_xlim(), chart.figure.axes[0].get_ylim()
+    assert left < 10
+    assert bottom < 40
+
+
 def test_equal_accuracies_can_be_drawn(runs: list[RunResult]) -> None:
     made = [
         with_accuracy(named(runs, method), {"one": 0.5, "two": 0.5})

@@ -237,7 +237,10 @@ def joining_chart(results: Sequence[RunResult]) -> Chart | None:
     style = method_styles(list(by_method(results)))[joining.method]
     alone, common = [c.alone for c in clients], [c.common for c in clients]
     high = max(*alone, *common)
-    left, bottom, margin = min(alone), min(common), 0.08 * (high - min(*alone, *common))
+    errors = _bars([c.alone_error for c in clients]), _bars([c.common_error for c in clients])
+    left = min(value - error for value, error in zip(alone, errors[0], strict=True))
+    bottom = min(value - error for value, error in zip(common, errors[1], strict=True))
+    margin = 0.08 * (high - min(*alone, *common))
     margin += 0.5 if metric.unit == "%" else 1e-9 + 0.01 * abs(high)
     axes.set_xlim(left - margin, high + margin)
     axes.set_ylim(bottom - margin, high + margin)
@@ -254,8 +257,7 @@ def joining_chart(results: Sequence[RunResult]) -> Chart | None:
         fontsize=9,
     )
     axes.errorbar(
-        alone, common, xerr=_bars([c.alone_error for c in clients]),
-        yerr=_bars([c.common_error for c in clients]), fmt="none", elinewidth=0.7,
+        alone, common, xerr=errors[0], yerr=errors[1], fmt="none", elinewidth=0.7,
         ecolor=style.colour, alpha=0.35,
     )  # fmt: skip
     axes.plot(alone, common, style.marker, ms=6, mew=0, color=style.colour, alpha=0.9)
