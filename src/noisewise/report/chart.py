@@ -230,7 +230,7 @@ def overlap(one: Box, other: Box) -> float:
     """Return the area that two boxes share.
 
     Example:
-        >>> overlap((0, 0, 2, 2), (1, 1, 5, 5))
+        >>> overlap((0.0, 0.0, 2.0, 2.0), (1.0, 1.0, 5.0, 5.0))
         1.0
     """
     width = min(one[2], other[2]) - max(one[0], other[0])
