@@ -196,8 +196,11 @@ def rule_for(module: nn.Module) -> AnyRule | None:
 
     Modules with extra parameters (weight normalisation, for example) may compute anything, so only
     modules with exactly the parameters of their rule are covered. A subclass is covered if it
-    replaces neither ``forward`` nor an attribute of a parameter's name.
+    replaces neither ``forward`` nor an attribute of a parameter's name. A module with a ``forward``
+    of its own, set on the object, is not covered.
     """
+    if "forward" in vars(module):
+        return None
     names = {key for key, value in module._parameters.items() if value is not None}
     for kind in type(module).__mro__:
         rule = LAYER_RULES.get(kind) or RULES_BY_NAME.get(f"{kind.__module__}.{kind.__name__}")

@@ -73,11 +73,16 @@ def _by_record(loss: Loss) -> list[_Method]:
 
 
 def is_cross_entropy(loss: Loss) -> bool:
-    """Whether a loss is torch's plain cross-entropy, as a function or as a module."""
+    """Whether a loss is torch's plain cross-entropy, as a function or as a module.
+
+    With class weights, or if a class is ignored, the mean over one record can be 0 / 0.
+    """
     if loss is functional.cross_entropy:
         return True
     return (
         type(loss) is nn.CrossEntropyLoss
         and loss.reduction == "mean"
-        and loss.label_smoothing == 0.0  # class weights cancel in the mean over one record
+        and loss.label_smoothing == 0.0
+        and loss.weight is None
+        and loss.ignore_index < 0
     )
