@@ -18,7 +18,7 @@ from noisewise.training.gradients import Loss
 from noisewise.training.inputs import Inputs, call_arguments, output_of, select
 from noisewise.training.local import TensorData
 from noisewise.training.metrics import Metric, accuracy, contributions_of, joined
-from noisewise.training.parameters import ParameterLayout
+from noisewise.training.parameters import ParameterLayout, written_parameters
 from noisewise.training.tasks import Task
 
 __all__ = ["Evaluator", "Scores", "accuracy", "combined_scores", "with_scores"]
@@ -173,14 +173,16 @@ class Evaluator:
         values = self._layout.unflatten(theta)
         # mode by mode: a frozen BatchNorm stays in evaluation mode while the rest trains
         modes = [(module, module.training) for module in self._model.modules()]
-        before = [p.data for p in self._trained]
+        before = [(p, p.data) for p in self._model.parameters()]
         self._model.eval()
         try:
             for parameter, name in zip(self._trained, self._layout.names, strict=True):
                 parameter.data = values[name].to(parameter.dtype)
+            for written in written_parameters(self._model):
+                written.data = written.data.clone()
             yield
         finally:
-            for parameter, own in zip(self._trained, before, strict=True):
+            for parameter, own in before:
                 parameter.data = own
             for module, was_training in modes:
                 module.training = was_training

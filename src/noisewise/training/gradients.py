@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from operator import itemgetter
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -17,7 +17,7 @@ from torch.func import functional_call, grad, vmap
 
 from noisewise.privacy.plan import LocalPlan
 from noisewise.training.inputs import Inputs, call_arguments, map_inputs, output_of, select
-from noisewise.training.parameters import ParameterLayout, check_model
+from noisewise.training.parameters import ParameterLayout, check_model, state_to_write
 from noisewise.training.transformers_masks import same_masks
 
 __all__ = [
@@ -146,22 +146,24 @@ class FunctionalGradients:
         self._records_at_once = max(1, _CHUNK_BYTES // (_BYTES_OF_A_VALUE * self.layout.size))
         trainable = set(self.layout.names)
         frozen = {n: p.detach() for n, p in model.named_parameters() if n not in trainable}
-        buffers = dict(model.named_buffers())
 
-        def loss_of_batch(parameters: dict[str, Tensor], x: Inputs, y: Tensor) -> Tensor:
+        def state(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
             # Copies: otherwise a layer that writes to its buffers would let one record change the
             # gradient of another one, or the next client's results with the same model.
-            copies = {name: buffer.clone() for name, buffer in buffers.items()}
-            arguments = call_arguments(x)
-            with same_masks():
-                result = functional_call(model, {**parameters, **frozen, **copies}, *arguments)
-            return loss(output_of(result), y)
+            return {**frozen, **state_to_write(model), **parameters}
 
         def loss_of_one(parameters: dict[str, Tensor], x: Inputs, y: Tensor) -> Tensor:
-            record = map_inputs(lambda part: part.unsqueeze(0), x)
-            return loss_of_batch(parameters, record, y.unsqueeze(0))
+            arguments = call_arguments(map_inputs(lambda part: part.unsqueeze(0), x))
+            with same_masks():
+                result = functional_call(model, state(parameters), *arguments)
+            return loss(output_of(result), y.unsqueeze(0))
 
-        self._loss_of_one, self._loss_of_batch = loss_of_one, loss_of_batch
+        def backward(parameters: dict[str, Tensor], x: Inputs, y: Tensor) -> None:
+            values = {f"model.{name}": value for name, value in state(parameters).items()}
+            with torch.enable_grad(), same_masks():
+                functional_call(_Backward(model, loss), values, (x, y))
+
+        self._backward = backward
         self._gradients: Callable[..., dict[str, Tensor]] = vmap(
             grad(loss_of_one),
             in_dims=(None, 0, 0),
@@ -191,13 +193,16 @@ class FunctionalGradients:
 
     def batch_gradient(self, theta: Tensor, inputs: Inputs, targets: Tensor) -> Tensor:
         """The gradient [p] of the mean loss of a batch, as SGD computes it."""
-        leaves = {n: v.requires_grad_() for n, v in self.layout.unflatten(theta.detach()).items()}
-        with torch.enable_grad():
-            loss = self._loss_of_batch(leaves, inputs, targets)
-        gradients = torch.autograd.grad(
-            loss, list(leaves.values()), allow_unused=True, materialize_grads=True
-        )
+        gradients = self._by_backward(self.layout.unflatten(theta.detach()), inputs, targets)
         return torch.cat([gradient.flatten() for gradient in gradients])
+
+    def _by_backward(
+        self, parameters: dict[str, Tensor], inputs: Inputs, targets: Tensor
+    ) -> list[Tensor]:
+        """The gradient of each parameter; ``grad`` of the parameters is used."""
+        leaves = [value.requires_grad_() for value in parameters.values()]
+        self._backward(parameters, inputs, targets)
+        return [torch.zeros_like(x) if x.grad is None else x.grad.to_dense() for x in leaves]
 
     def prepare(self, theta: Tensor, inputs: Inputs, targets: Tensor) -> None:
         """Find out on public records whether `vmap` supports the model; see `RowEngine`."""
@@ -252,16 +257,39 @@ class FunctionalGradients:
     def _one_by_one(
         self, parameters: dict[str, Tensor], inputs: Inputs, targets: Tensor
     ) -> dict[str, Tensor]:
-        """The same gradients by backpropagation, for operations that `vmap` does not support."""
-        leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-        rows = []
-        for row in range(len(targets)):
-            with torch.enable_grad():
-                loss = self._loss_of_one(leaves, map_inputs(itemgetter(row), inputs), targets[row])
-            rows.append(
-                torch.autograd.grad(
-                    loss, list(leaves.values()), allow_unused=True, materialize_grads=True
-                )
+        """The same gradients by backpropagation, for operations that `vmap` does not support.
+
+        Each record gets a copy of the parameters: ``Embedding(max_norm=...)`` writes to its own.
+        """
+        theta = torch.cat([value.detach().reshape(-1) for value in parameters.values()])
+        rows = [
+            self._by_backward(
+                self.layout.unflatten(theta.clone()),
+                map_inputs(partial(_only, row), inputs),
+                targets[row : row + 1],
             )
+            for row in range(len(targets))
+        ]
         columns = zip(*rows, strict=True)
-        return {name: torch.stack(column) for name, column in zip(leaves, columns, strict=True)}
+        return {n: torch.stack(column) for n, column in zip(parameters, columns, strict=True)}
+
+
+def _only(row: int, part: Tensor) -> Tensor:
+    return part[row].unsqueeze(0)
+
+
+class _Backward(nn.Module):
+    """Computes a loss and its gradients while `functional_call` has replaced the parameters.
+
+    `torch.utils.checkpoint` runs parts of the model again in the backward pass.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model, self._loss = model, loss
+
+    def forward(self, inputs: Inputs, targets: Tensor) -> None:
+        """Add the gradients to ``grad`` of the parameters."""
+        positional, named = call_arguments(inputs)
+        loss = self._loss(output_of(self.model(*positional, **named)), targets)
+        loss.backward()  # type: ignore[no-untyped-call]

@@ -10,6 +10,7 @@ from torch.func import functional_call
 
 from noisewise.errors import InvalidValueError
 from noisewise.training.inputs import Inputs, call_arguments, output_of, tensors_of
+from noisewise.training.parameters import state_to_write
 from noisewise.training.torch_random import torch_seed
 
 __all__ = ["check_inputs", "check_sample", "input_advice"]
@@ -53,10 +54,10 @@ def check_sample(model: nn.Module, sample: Inputs, field: str = "sample") -> Non
     """
     check_inputs(sample, field)
     positional, named = call_arguments(sample)
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    state = state_to_write(model)
     try:
         with torch.no_grad(), torch_seed(0, tensors_of(sample)[0].device):
-            output_of(functional_call(model, buffers, positional, named))
+            output_of(functional_call(model, state, positional, named))
     except InvalidValueError:
         raise
     except Exception as error:

@@ -12,7 +12,13 @@ from torch import Tensor, nn
 
 from noisewise.errors import InvalidValueError, UnsupportedModelError, UpdateError
 
-__all__ = ["ParameterLayout", "check_model", "check_no_autocast"]
+__all__ = [
+    "ParameterLayout",
+    "check_model",
+    "check_no_autocast",
+    "state_to_write",
+    "written_parameters",
+]
 
 
 def check_model(model: nn.Module) -> None:
@@ -56,6 +62,26 @@ def check_no_autocast(device: torch.device) -> None:
             "torch.autocast is active: under it a record's gradient has no exact norm; call this "
             "outside the autocast block, or train a model in bfloat16"
         )
+
+
+def written_parameters(model: nn.Module) -> list[Tensor]:
+    """The parameters that a forward pass changes: those of embeddings with ``max_norm``."""
+    return [
+        module.weight
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
+    ]
+
+
+def state_to_write(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all that a forward pass may change, by name, for `torch.func.functional_call`."""
+    written = {id(parameter) for parameter in written_parameters(model)}
+    parameters = {
+        name: parameter.detach().clone()
+        for name, parameter in model.named_parameters()
+        if id(parameter) in written
+    }
+    return parameters | {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
 @dataclass(frozen=True)

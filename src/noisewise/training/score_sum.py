@@ -13,7 +13,7 @@ from noisewise.training.bounded_scores import RecordScore
 from noisewise.training.inputs import Inputs, call_arguments, output_of
 from noisewise.training.isolated_batches import IsolatedBatches
 from noisewise.training.local import TensorData
-from noisewise.training.parameters import ParameterLayout
+from noisewise.training.parameters import ParameterLayout, state_to_write
 from noisewise.training.synthetic_records import (
     RecordForm,
     first_records,
@@ -38,8 +38,10 @@ class Answers:
     def passes(self, theta: Tensor, inputs: Inputs, targets: Tensor) -> list[Tensor]:
         """See `RowRunner`."""
         with torch.no_grad():
-            parameters, arguments = self.layout.unflatten(theta), call_arguments(inputs)
-            return [output_of(functional_call(self._model, parameters, *arguments))]
+            arguments = call_arguments(inputs)
+            # Copies: otherwise what the model writes would let one record change another's outputs.
+            state = state_to_write(self._model) | self.layout.unflatten(theta.clone())
+            return [output_of(functional_call(self._model, state, *arguments))]
 
     def evidence(self, theta: Tensor, inputs: Inputs, targets: Tensor) -> list[Tensor]:
         """See `RowRunner`."""

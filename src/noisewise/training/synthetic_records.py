@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from noisewise.training.inputs import Inputs, call_arguments, output_of, select, tensors_of
-from noisewise.training.parameters import ParameterLayout
+from noisewise.training.parameters import ParameterLayout, state_to_write
 from noisewise.training.torch_random import torch_seed
 
 __all__ = [
@@ -100,7 +101,8 @@ def synthetic_records(
     range depends on the model: the range of its embeddings and the number of its outputs are tried,
     then smaller ones. Floating-point values are uniform on [0, 1); inputs of a model with
     embeddings may hold tokens, so whole numbers are tried first. An input with "mask" in its name
-    is 1 up to a random position and 0 after it, like the mask of a padded sequence.
+    is 1 up to a random position and 0 after it, like the mask of a padded sequence. If nothing
+    works, inputs of one whole number are tried as the lengths of the other inputs.
 
     Args:
         form: of the records.
@@ -117,11 +119,11 @@ def synthetic_records(
         Exception: the last exception of ``works``, if it rejects even records of zeros.
     """
     last: Exception | None = None
-    for input_limit in _input_limits(form, model):
-        probe = _inputs(form, 2, input_limit, device, torch.Generator().manual_seed(seed))
+    for attempt in _attempts(form, model):
+        probe = _inputs(form, 2, attempt, device, torch.Generator().manual_seed(seed))
         for target_limit in _target_limits(form.targets, model, probe):
             generator = torch.Generator().manual_seed(seed)
-            inputs = _inputs(form, count, input_limit, device, generator)
+            inputs = _inputs(form, count, attempt, device, generator)
             targets = _random(form.targets, count, target_limit, generator).to(device)
             try:
                 works(inputs, targets)
@@ -143,9 +145,9 @@ def synthetic_inputs(
 ) -> Inputs:
     """Random inputs [count, ...] that a model accepts; see `synthetic_records`."""
     last: Exception | None = None
-    for limit in _input_limits(form, model):
+    for attempt in _attempts(form, model):
         generator = torch.Generator().manual_seed(seed)
-        inputs = _inputs(form, count, limit, device, generator)
+        inputs = _inputs(form, count, attempt, device, generator)
         try:
             works(inputs)
         except Exception as error:
@@ -167,16 +169,47 @@ def random_parameters(layout: ParameterLayout, like: Tensor, seed: int) -> Tenso
     return torch.cat(parts).to(dtype=like.dtype, device=like.device)
 
 
+class _Attempt(NamedTuple):
+    """How inputs are drawn.
+
+    Attributes:
+        limit: of whole numbers for which none is declared.
+        longest: inputs of one whole number are from 1 to this; None draws them like the others.
+    """
+
+    limit: int
+    longest: int | None = None
+
+
+def _attempts(form: RecordForm, model: nn.Module) -> Iterator[_Attempt]:
+    limits = tuple(_input_limits(form, model))
+    yield from map(_Attempt, limits)
+    sizes = [part.shape[0] for part in form.inputs if part.shape]
+    if sizes and min(sizes) > 0 and any(map(_may_be_a_length, form.inputs)):
+        yield from (_Attempt(limit, min(sizes)) for limit in limits)
+
+
+def _may_be_a_length(form: TensorForm) -> bool:
+    return not form.shape and not form.dtype.is_floating_point and form.dtype != torch.bool
+
+
 def _inputs(
-    form: RecordForm, count: int, limit: int, device: torch.device, generator: torch.Generator
+    form: RecordForm,
+    count: int,
+    attempt: _Attempt,
+    device: torch.device,
+    generator: torch.Generator,
 ) -> Inputs:
+    def values(name: str, part: TensorForm) -> Tensor:
+        if "mask" in name and part.shape:
+            return _mask(part, count, generator)
+        if attempt.longest is not None and _may_be_a_length(part):
+            return 1 + _random(part, count, attempt.longest, generator)
+        limit = attempt.limit if part.limit is None else part.limit
+        return _random(part, count, limit, generator)
+
     names = form.names or ("",) * len(form.inputs)
-    parts = [
-        _mask(part, count, generator)
-        if "mask" in name and part.shape
-        else _random(part, count, limit if part.limit is None else part.limit, generator)
-        for name, part in zip(names, form.inputs, strict=True)
-    ]
+    parts = [values(name, part) for name, part in zip(names, form.inputs, strict=True)]
     parts = [part.to(device) for part in parts]
     if form.names:
         return dict(zip(form.names, parts, strict=True))
@@ -238,11 +271,11 @@ def _vocabulary(model: nn.Module) -> int | None:
 
 def _classes(model: nn.Module, probe: Inputs, places: tuple[int, ...]) -> int | None:
     """The number of classes that the model scores for a target; None if that is not clear."""
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    state = state_to_write(model)
     positional, named = call_arguments(probe)
     try:
         with torch.no_grad(), torch_seed(0, tensors_of(probe)[0].device):
-            outputs = output_of(functional_call(model, buffers, positional, named))
+            outputs = output_of(functional_call(model, state, positional, named))
     except Exception:  # such as parameters on another device
         return None
     shape = tuple(outputs.shape[1:])

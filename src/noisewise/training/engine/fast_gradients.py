@@ -77,6 +77,7 @@ def warn_about_reference(
 ) -> None:
     """Log why the reference engine is used, and how slow it is on a few records."""
     inputs, targets = first_records(records, _TIMED_RECORDS)
+    theta = theta.clone()  # the model may write to its parameters
     private = partial(engine.clipped_sum, theta, inputs, targets, 1.0)
     plain = partial(engine.batch_gradient, theta, inputs, targets)
     with torch_seed(0, theta.device):
@@ -215,7 +216,7 @@ class FastGradients(GradientEngine):
 
     def _outputs_of(self, theta: Tensor) -> Callable[[Inputs], Tensor]:
         """The model itself, at theta."""
-        parameters = self.layout.unflatten(theta)
+        parameters = self.layout.unflatten(theta.clone())  # the model may write to them
         copies = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
 
         def run(inputs: Inputs) -> Tensor:

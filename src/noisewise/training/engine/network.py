@@ -181,6 +181,9 @@ class Network:
         """Let a submodule run by `ReferenceLayer`."""
         module = self._module.get_submodule(name)
         plain = copy.deepcopy(module).requires_grad_(False)
+        own = dict(module.named_parameters())
+        for key, parameter in plain.named_parameters():  # torch's checkpoints read them later
+            parameter.data = own[key].detach()
         values = {
             key: Value(self.aliases[index[id(p)]], index[id(p)])
             if p.requires_grad

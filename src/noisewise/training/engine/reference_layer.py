@@ -68,8 +68,11 @@ class ReferenceLayer:
 
         roots = [self._values[key] for key in self._trained]
         values = [value.tensor.detach().requires_grad_() for value in roots]
+        versions = [value._version for value in values]
         before = torch.get_rng_state() if recorder.axes.is_trial else None
         result = run(values, inputs)
+        if versions != [value._version for value in values]:
+            raise NotCoveredError(f"'{self._name}' changes its parameters in place")
         if before is not None and not torch.equal(before, torch.get_rng_state()):
             raise NotCoveredError(f"'{self._name}' draws random numbers")
         return self._record(recorder, run, inputs, input_axes, result)

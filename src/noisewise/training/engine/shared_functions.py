@@ -278,8 +278,11 @@ def _by_record(
 
         return func(*changed(args), **changed(kwargs))
 
+    versions = [leaf._version for leaf in leaves]
     before = torch.get_rng_state() if recorder.axes.is_trial else None
     out = call(leaves, inputs)
+    if versions != [leaf._version for leaf in leaves]:
+        raise NotCoveredError(f"'{name}' changes a parameter in place")
     if before is not None and not torch.equal(before, torch.get_rng_state()):
         raise NotCoveredError(f"'{name}' draws random numbers")
     if not isinstance(out, Tensor) or out.shape[:1] != (recorder.axes.records,):
