@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -74,7 +74,6 @@ def check_parts(
     clients: Sequence[Client],
     *,
     names: Names | None = None,
-    call_loss: bool = True,
 ) -> None:
     """Check records, model, loss and metrics by calls with a few records.
 
@@ -83,7 +82,6 @@ def check_parts(
         model: with the initial parameters.
         clients: their records.
         names: of the parts, for errors.
-        call_loss: False does not call the loss.
 
     Raises:
         InvalidValueError: one line that names the part or the record, and what to change.
@@ -101,14 +99,15 @@ def check_parts(
         with torch.no_grad(), torch_seed(0, torch.device("cpu")):
             outputs = _outputs(model, layout, theta, batch, names)
             check_outputs(task, outputs, batch.targets, names.model[0])
+            if task.classes is None and task.targets in ("class", "places"):
+                check_records(replace(task, classes=outputs.shape[task.class_axis]), clients)
             varied = [
                 _outputs(model, layout, random_parameters(layout, theta, seed), batch, names)
                 for seed in (0, 1)
             ]
             _check_that_inputs_matter(batch.inputs, varied, names)
             _check_metrics(task, outputs, batch.targets, names)
-            if call_loss:
-                _check_loss(task, outputs, varied[0], batch.targets, names)
+            _check_loss(task, outputs, varied[0], batch.targets, names)
     finally:
         model.train(was_training)
 

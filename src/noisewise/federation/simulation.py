@@ -78,7 +78,7 @@ def simulate(
     run = _play(prepared, execution or Execution(), path, clock or Stopwatch())
     with one_thread(), closing(run):
         if path is None or not (path / "result.json").exists():
-            check_parts(prepared.task, prepared.model, prepared.clients, call_loss=False)
+            check_parts(prepared.task, prepared.model, prepared.clients)
         while True:
             try:
                 listen(next(run))

@@ -189,6 +189,8 @@ def make_task(
         >>> [metric.label for metric in make_task("regression", unit="km").metrics]
         ['mae [km]', 'rmse [km]']
     """
+    if isinstance(metrics, str):
+        raise InvalidValueError("task.metrics", metrics, f'must be a list: ["{metrics}"]')
     task = _find_task(task_name(name), loss, metrics)
     if loss is not None:
         task = replace(task, loss=check_loss(loss))
