@@ -252,3 +252,33 @@ def test_an_evaluation_does_not_change_the_parameters() -> None:
     )
     assert torch.equal(theta, before)
     assert torch.equal(ParameterLayout.of(model).flatten(model), own)
+
+
+class Viewed(nn.Module):
+    """Large images are convolved in a layout that `view` cannot flatten, small ones are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.pool = nn.Conv2d(3, 4, 3, padding=1), nn.AdaptiveAvgPool2d(2)
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.pool(torch.relu(self.layer(x))).view(len(x), -1))
+
+
+def test_records_of_another_form_get_a_copy_of_the_model_that_runs_them() -> None:
+    torch.manual_seed(0)
+    model, targets = Viewed(), torch.randint(0, CLASSES, (6,))
+    theta = ParameterLayout.of(model).flatten(model)
+    engine = FastGradients(model, functional.cross_entropy)
+    with pytest.raises(RuntimeError, match="2 channels"):
+        engine.clipped_sum(theta, torch.randn(6, 2, 4, 4), targets, 1.0)
+    for size in (4, 12, 12, 4):
+        inputs = torch.randn(6, 3, size, size)
+        gradients = loop(model, theta, inputs, targets, functional.cross_entropy)
+        expected = clipped(gradients, 1.0)
+        total = engine.clipped_sum(theta, inputs, targets, 1.0)
+        assert float((total - expected).norm()) < 1e-5 * float(expected.norm())
+        with pytest.raises(RuntimeError, match="2 channels"):
+            engine.clipped_sum(theta, torch.randn(6, 2, size, size), targets, 1.0)
+    assert engine.fallback_reason is None

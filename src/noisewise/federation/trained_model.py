@@ -257,6 +257,9 @@ def load_model(folder: Path | str, model: AnyModule) -> AnyModule:
     """
     file = Path(folder)
     file = file / MODEL_FILE if file.is_dir() else file
+    if not file.exists():
+        allowed = f"must be the folder of a run that changed its model, with {MODEL_FILE}"
+        raise InvalidValueError("folder", str(folder), allowed)
     names, tensors = _trained_names(file), _read(file)
     layout = ParameterLayout.of(model)
     if names is None:

@@ -56,6 +56,9 @@ _VALUES_AT_ONCE = 2**25
 _FEWEST_AT_ONCE = 32
 """With fewer records at the same time, products are slower than those of one large batch."""
 
+_FAILURES = (TypeError, ValueError, AttributeError, IndexError, AssertionError)
+"""What the engine's copy of a model can raise, besides RuntimeError."""
+
 _TIMED_RECORDS = 8
 _TIMINGS = 2
 _BLOCK_BYTES = 31 * 2**20
@@ -180,9 +183,7 @@ class FastGradients(GradientEngine):
 
     def _network_like(self, theta: Tensor, inputs: Inputs, targets: Tensor) -> Network:
         network = self._network
-        if network is not None and (network.dtype, network.device) == (theta.dtype, theta.device):
-            if not network.axes.knows(form_of(inputs)):
-                self._check(network, theta, RecordForm.of(inputs, targets))
+        if network is not None and self._accepts(network, theta, inputs, targets):
             return network
         form, by_reference = RecordForm.of(inputs, targets), list[str]()
         while True:
@@ -197,6 +198,18 @@ class FastGradients(GradientEngine):
         self.by_reference = tuple(by_reference)
         return self._network
 
+    def _accepts(self, network: Network, theta: Tensor, inputs: Inputs, targets: Tensor) -> bool:
+        """Whether a network runs records of this form; if not, a new one is needed."""
+        if (network.dtype, network.device) != (theta.dtype, theta.device):
+            return False
+        if network.axes.knows(form_of(inputs)):
+            return True
+        try:
+            self._check(network, theta, RecordForm.of(inputs, targets))
+        except (RuntimeError, *_FAILURES):
+            return False
+        return True
+
     def _built(self, theta: Tensor, form: RecordForm, by_reference: list[str]) -> Network:
         """A checked network; NotCoveredError if only the engine's copy of the model fails."""
         try:
@@ -208,7 +221,7 @@ class FastGradients(GradientEngine):
                     return network
                 except RuntimeError as error:
                     failure: Exception = error
-        except (TypeError, ValueError, AttributeError, IndexError, AssertionError) as error:
+        except _FAILURES as error:
             failure = error
         with torch.no_grad(), torch_seed(0, theta.device):
             synthetic_inputs(form, 2, self._model, self._outputs_of(theta), theta.device)
