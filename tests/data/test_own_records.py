@@ -209,3 +209,45 @@ def test_tensors_of_any_type_are_read() -> None:
     made = dataset_from_arrays(graph, targets, values=True).train
     np.testing.assert_array_equal(made.inputs, graph.detach().numpy())
     assert made.targets.dtype == np.float32
+
+
+def test_whole_numbers_that_int64_cannot_hold_are_refused() -> None:
+    huge = np.array([[0], [2**63]], np.uint64)
+    with pytest.raises(InvalidValueError, match=r"inputs, record 1 = 9223372036854775808: must be"):
+        dataset_from_arrays(huge, [0, 1])
+    with pytest.raises(InvalidValueError, match=r"targets, record 1 = 9223372036854775808"):
+        dataset_from_arrays(np.zeros((2, 1)), huge[:, 0], values=True)
+
+
+def test_targets_that_float32_cannot_hold_are_refused() -> None:
+    with pytest.raises(InvalidValueError, match=r"targets, record 1 = 'nan or inf'"):
+        dataset_from_arrays(np.zeros((2, 1)), [0.0, 1e300], values=True)
+
+
+def test_a_third_item_of_a_record_is_not_dropped() -> None:
+    triples = [(np.arange(3), np.ones(3), np.arange(3))] * 4
+    with pytest.raises(InvalidValueError, match=r"record 0 = '3 items': must be a pair"):
+        dataset_from_torch(triples, values=True)
+
+
+@pytest.mark.parametrize("cell", [[1, None], [1.5, None], ["a"]], ids=str)
+def test_lists_without_numbers_in_parquet_are_refused(cell: list[Any], tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    path = tmp_path / "lists.parquet"
+    good = [type(cell[0])(2)]
+    parquet.write_table(pyarrow.table({"a": [good, cell], "target": [0, 1]}), path)
+    first = int(isinstance(cell[0], int | float))  # strings are refused in every record
+    with pytest.raises(InvalidValueError, match=rf"record {first} = .* must be a list of numbers"):
+        dataset_from_files([path], length=2)
+
+
+def test_uneven_lists_of_lists_in_parquet_are_refused(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    path = tmp_path / "lists.parquet"
+    parquet.write_table(pyarrow.table({"a": [[[1], [2, 3]]], "target": [0]}), path)
+    with pytest.raises(InvalidValueError, match="must have equal lengths"):
+        dataset_from_files([path], length=2)

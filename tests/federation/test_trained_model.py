@@ -194,3 +194,8 @@ def test_a_curve_in_a_notebook_has_the_colour_of_its_method() -> None:
     for method in ("NoiseWise", "WeiAvg"):
         page = small_run(method, rounds=1)._repr_html_()
         assert f'stroke="{method_styles([method])[method].colour}"' in page
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match=r"folder = '.*nowhere': must be the folder of a"):
+        nw.load_model(tmp_path / "nowhere", small_model())

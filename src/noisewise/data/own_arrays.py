@@ -15,6 +15,8 @@ from noisewise.errors import InvalidValueError
 
 __all__ = ["concatenate_examples", "examples_from", "same_form", "stack_records"]
 
+_LARGEST = int(np.iinfo(np.int64).max)
+
 
 def examples_from(
     inputs: Any,
@@ -48,6 +50,7 @@ def examples_from(
     for name, array in named_arrays(x).items():
         if array.dtype.kind not in "biuf" or array.ndim == 0:
             raise InvalidValueError(prefix + name, array.dtype, "must be an array of numbers")
+        _check_range(array, prefix + name)
     if dtype is not None and not images and scaling is None:
         x = map_arrays(lambda array: array.astype(np.float32), x)
     x = map_arrays(_narrow, x)
@@ -105,18 +108,32 @@ def _narrow(array: NDArray[Any]) -> NDArray[Any]:
         return array.astype(np.float32)
 
 
+def _check_range(array: NDArray[Any], field: str) -> None:
+    """Refuse whole numbers that int64 cannot hold, which would become negative."""
+    if array.dtype == np.uint64 and array.size and int(array.max()) > _LARGEST:
+        record = np.unravel_index(int(array.argmax()), array.shape)[0]
+        raise InvalidValueError(
+            f"{field}, record {int(record)}", int(array.max()), f"must be at most {_LARGEST}"
+        )
+
+
 def _targets(targets: Any, inputs: Arrays, prefix: str, values: bool) -> NDArray[Any]:
     y, first = as_array(targets, prefix + "targets"), next(iter(named_arrays(inputs).values()))
     form = f"{y.dtype}{list(y.shape)}"
+    if y.ndim:
+        _check_range(y, prefix + "targets")
     if values:
         if y.dtype.kind not in "biuf" or y.ndim < 1 or len(y) != len(first) or len(y) == 0:
             allowed = f"must be numbers [N, ...], one entry for each of {len(first)} records"
             raise InvalidValueError(prefix + "targets", form, allowed)
-        if y.dtype.kind == "f" and not np.isfinite(y).all():
+        if y.dtype.kind != "f":
+            return y.astype(np.int64)
+        y = _narrow(y)
+        if not np.isfinite(y).all():
             record = int(np.argmin(np.isfinite(y).reshape(len(y), -1).all(axis=1)))
             where = f"{prefix}targets, record {record}"
-            raise InvalidValueError(where, "nan or inf", "must be finite numbers")
-        return y.astype(np.float32 if y.dtype.kind == "f" else np.int64)
+            raise InvalidValueError(where, "nan or inf", "must be finite numbers (in float32)")
+        return y.astype(np.float32)
     if y.dtype.kind not in "biu" or y.ndim != 1 or first.shape[:1] != y.shape or len(y) == 0:
         allowed = (
             f"must be one whole number for each record of inputs {list(first.shape)}, at least "
@@ -142,6 +159,11 @@ def stack_records(
     """
     try:
         pairs = [dataset[index] for index in range(len(dataset))]
+        for number, pair in enumerate(pairs):
+            if len(pair) != 2:
+                allowed = "must be a pair: write several inputs as ((a, b), target)"
+                where = f"{field}, record {number}"
+                raise InvalidValueError(where, f"{len(pair)} items", allowed)
         inputs = _together([pair[0] for pair in pairs], length, f"{field}: inputs")
         rows = [as_array(pair[1], f"{field}: targets") for pair in pairs]
         if values and length is not None and rows and rows[0].ndim == 1:

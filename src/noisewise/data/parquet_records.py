@@ -100,7 +100,14 @@ def _column(column: Any, field: str, length: int | None, is_target: bool) -> NDA
         raise InvalidValueError(field, f"{column.null_count} missing cells", "must have no null")
     rows = column.to_pylist()
     if rows and isinstance(rows[0], list):
-        arrays = [np.asarray(row) for row in rows]
+        try:
+            arrays = [np.asarray(row) for row in rows]
+        except ValueError as error:
+            raise InvalidValueError(field, "lists", f"must have equal lengths ({error})") from error
+        for number, array in enumerate(arrays):
+            if array.dtype.kind not in "biuf":
+                where, allowed = f"{field}, record {number}", "must be a list of numbers, no nulls"
+                raise InvalidValueError(where, f"list of {array.dtype}", allowed)
         whole = all(array.dtype.kind in "biu" for array in arrays if array.size)
         if whole and arrays[0].ndim == 1:
             if length is None:
