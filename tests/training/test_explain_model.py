@@ -167,6 +167,7 @@ def test_half_precision_trains(dtype: torch.dtype) -> None:
 LINEAR, WORDS = nn.Sequential(nn.Linear(4, 3)), nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 2))
 BAD_SAMPLES = {
     "shape": (LINEAR, torch.rand(3, 5), "must take inputs of float32(3, 5)"),
+    "one record": (LINEAR, torch.rand(4), "must take inputs of float32(1,)"),
     "ids": (WORDS, torch.full((3, 2), 9), "inputs are in 9..9, embeddings have [5] rows"),
     "none": (LINEAR, None, "sample = 'NoneType': must be a tensor"),
     "list": (LINEAR, [1, 2], "sample = 'list': must be a tensor"),

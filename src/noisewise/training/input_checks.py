@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from noisewise.errors import InvalidValueError
-from noisewise.training.inputs import Inputs, call_arguments, output_of, tensors_of
+from noisewise.training.inputs import Inputs, call_arguments, output_of, select, tensors_of
 from noisewise.training.parameters import state_to_write
 from noisewise.training.torch_random import torch_seed
 
@@ -47,21 +47,22 @@ def check_inputs(inputs: object, field: str = "inputs") -> None:
 
 
 def check_sample(model: nn.Module, sample: Inputs, field: str = "sample") -> None:
-    """Refuse a sample that a model cannot be called with.
+    """Refuse a sample that a model cannot be called with, as a batch or record by record.
 
     Raises:
         InvalidValueError: one line with the model's error and the likely remedy.
     """
     check_inputs(sample, field)
-    positional, named = call_arguments(sample)
-    state = state_to_write(model)
-    try:
-        with torch.no_grad(), torch_seed(0, tensors_of(sample)[0].device):
-            output_of(functional_call(model, state, positional, named))
-    except InvalidValueError:
-        raise
-    except Exception as error:
-        raise InvalidValueError("model", "the model", input_advice(model, sample, error)) from error
+    for records in (sample, select(sample, slice(1))):
+        positional, named = call_arguments(records)
+        try:
+            with torch.no_grad(), torch_seed(0, tensors_of(records)[0].device):
+                output_of(functional_call(model, state_to_write(model), positional, named))
+        except InvalidValueError:
+            raise
+        except Exception as error:
+            advice = input_advice(model, records, error)
+            raise InvalidValueError("model", "the model", advice) from error
 
 
 def input_advice(model: nn.Module, inputs: Inputs, error: Exception) -> str:
