@@ -8,6 +8,7 @@
     python studies/utility.py mnist_grid fashion_grid cifar10_grid encoder_grid --seeds 0
     python studies/utility.py mnist_unhelpful
     python studies/utility.py few_digits few_mnist few_heart few_vietnam
+    python studies/utility.py few_parameters --seeds 0,1,2,3,4,5,6,7,8,9
     python studies/utility.py cifar100 cifar100_encoder
     python studies/utility.py persons --workers 1
     python studies/utility.py fars_grid heart_grid vietnam_grid spam_grid --seeds 0,1,2
@@ -218,8 +219,8 @@ FEW: dict[str, tuple[str, str, tuple[float, ...], tuple[int, ...]]] = {
     # part: config, population, rates of the grid, numbers of rounds
     "few_digits": ("digits_head.toml", OWN, (20.0, 50.0, 125.0, 300.0), (*range(1, 9), 12, 16)),
     "few_mnist": ("mnist_head.toml", "Dist1", (50.0, 125.0, 300.0), (2, 3, 5, 7, 8, 12, 16)),
-    "few_heart": ("heart.toml", "Dist1", (5.0, 20.0, 50.0, 125.0), (1, 2, 3, 4, 5, 6, 7)),
-    "few_vietnam": ("vietnam.toml", "Dist1", (5.0, 20.0, 50.0, 125.0), (2, 4, 7)),
+    "few_heart": ("heart.toml", "Dist1", (5.0, 20.0, 50.0, 125.0), (*range(1, 9), 12, 16)),
+    "few_vietnam": ("vietnam.toml", "Dist1", (5.0, 20.0, 50.0, 125.0), (2, 4, 7, 8, 12, 16)),
 }
 
 
@@ -247,6 +248,18 @@ def unhelpful(seed: int) -> Iterator[StudyRun]:
         for rate in FIXED_RATES:
             yield StudyRun("mnist", config, dist, "NoiseWise", rate, seed)
             yield StudyRun("mnist_extrapolated", config, dist, "NoiseWise", rate, seed)
+
+
+FEW_PARAMETERS = (1, 3, 9, 31, 99, 316, 999)  # features of a head with 10 (features + 1) parameters
+
+
+def few_parameters(seed: int) -> Iterator[StudyRun]:
+    """The hospitals of the demo with random projections: only the number of parameters differs."""
+    for width in FEW_PARAMETERS:
+        fields = {"features.name": "random_projection:project", "features.options.width": width}
+        for method in ("NoiseWise", "RobustHDP", "DPFedAvg"):
+            part = f"few_parameters_{width}"
+            yield StudyRun(part, "digits_head.toml", OWN, method, "auto", seed, fields=fields)
 
 
 CIFAR100 = {"cifar100": "cifar100_head.toml", "cifar100_encoder": "cifar100_encoder.toml"}
@@ -288,6 +301,7 @@ PARTS: dict[str, Callable[[int], Iterator[StudyRun]]] = {
     "mnist_rule": rule,
     "mnist_unhelpful": unhelpful,
     "persons": persons,
+    "few_parameters": few_parameters,
     **{part: partial(few_rounds, part) for part in FEW},
     **{part: partial(cifar100, part) for part in CIFAR100},
     **{f"{part}_pixels": partial(pixels, part) for part in ("mnist", "fashion", "cifar10")},

@@ -2,7 +2,8 @@
 
     python studies/utility_tables.py
 
-The command replaces everything between the two marks in the page, and in docs/utility_persons.md.
+The command replaces everything between the two marks in this page and in the other pages of docs/
+that are named utility_*.md.
 Cells without results stay empty.
 """
 
@@ -27,7 +28,6 @@ from utility import (
 )
 from utility_cells import (
     accuracies,
-    all_cells,
     at_the_edge,
     best_of_grid,
     cell,
@@ -36,6 +36,7 @@ from utility_cells import (
     standard_error,
     table,
 )
+from utility_estimates import few_parameters
 from utility_goals import ORDER_TITLES, goals
 from utility_joining import draw_joining, joining
 from utility_persons import PERSONS_PAGE, persons
@@ -48,6 +49,7 @@ from noisewise.storage import write_atomic
 
 ROOT = Path(__file__).parents[1]
 PAGE, IMAGES_FOLDER = ROOT / "docs" / "utility_results.md", ROOT / "docs" / "images"
+RULE_PAGE = ROOT / "docs" / "utility_rule.md"
 FEDERATIONS_PAGE = ROOT / "docs" / "utility_federations.md"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 TITLES = {
@@ -170,30 +172,6 @@ def federation_table() -> list[str]:
     return lines
 
 
-FEDERATION_SIZES = {"fars": (51, 1176), "heart": (4, 84), "vietnam": (194, 36), "spam": (5, 770)}
-
-
-def estimate_table() -> list[str]:
-    """How much of the best signal-to-noise ratio the weights reach with few parameters."""
-    rows = []
-    for part, dist in FEDERATIONS.items():
-        clients, parameters = FEDERATION_SIZES[part]
-        shares = {
-            method: [
-                run["signal_share"]
-                for order in ORDERS
-                for run in all_cells().get((part, dist + order, method, "auto"), {}).values()
-            ]
-            for method in ("NoiseWise", "RobustHDP", "DPFedAvg")
-        }
-        if all(shares.values()):
-            means = [f"{np.mean(values):.2f}" for values in shares.values()]
-            rows.append([part, str(clients), f"{parameters:,}", *means])
-    headings = ["signal / best in the last round", "clients", "parameters",
-                "NoiseWise", "RobustHDP", "DPFedAvg"]  # fmt: skip
-    return table(headings, rows) if rows else []
-
-
 def choice_tables() -> list[str]:
     """The strength of the rule, and one choice of the head changed at a time."""
     names = [f"{strength:g}" for strength in STRENGTHS]
@@ -215,8 +193,11 @@ def choice_tables() -> list[str]:
     return lines + table(["MNIST, seed 0: accuracy [%]", "Dist1", "Dist6"], rows)
 
 
-def steps_of(part: str) -> list[Step]:
-    """What each step is worth on one population; empty if a result is missing."""
+Runs = list[tuple[str, dict[int, float]]]
+
+
+def step_runs(part: str) -> tuple[Runs, list[int]]:
+    """The accuracies by seed after each step on one population, and the seeds that all have."""
     image = part in IMAGES
     dist, plain = (STEPS_DIST, f"{part}_pixels") if image else (FEDERATIONS[part], part)
     start = "DPFedAvg on pixels, moments" if image else "DPFedAvg, moments"
@@ -230,7 +211,12 @@ def steps_of(part: str) -> list[Step]:
     runs.append(("defaults: no rate chosen", accuracies(part, dist, "NoiseWise")))
     if part == "cifar10":
         runs.append(("public encoder", accuracies("encoder", dist, "NoiseWise")))
-    seeds = sorted(set.intersection(*(set(values) for _, values in runs)))
+    return runs, sorted(set.intersection(*(set(values) for _, values in runs)))
+
+
+def steps_of(part: str) -> list[Step]:
+    """What each step is worth on one population; empty if a result is missing."""
+    runs, seeds = step_runs(part)
     if not seeds:
         return []
     steps: list[Step] = []
@@ -241,6 +227,15 @@ def steps_of(part: str) -> list[Step]:
         steps.append(Step(label, mean, standard_error(changes)))
         before = values
     return steps
+
+
+def step_seeds() -> str:
+    """The seeds of each waterfall."""
+    parts: dict[str, list[str]] = {}
+    for part in ("mnist", "fashion", "cifar10", *FEDERATIONS):
+        if seeds := step_runs(part)[1]:
+            parts.setdefault(", ".join(map(str, seeds)), []).append(TITLES.get(part, part))
+    return "; ".join(f"{', '.join(names)}: {seeds}" for seeds, names in parts.items())
 
 
 def step_figures() -> list[str]:
@@ -296,21 +291,28 @@ def page() -> str:
         "## Without tuning: the automatic rate against a grid",
         "",
         *default_table(),
-        "### Few rounds",
+        "## What each step is worth",
+        "",
+        "Each bar is the difference that one step makes when it is added to the steps above it. "
+        "All steps before the defaults use the best rate of the grid. With several seeds, "
+        "differences have a standard error. The federations have no features step: their features "
+        "are the same in all steps. The axes do not begin at 0. "
+        f"Seeds: {step_seeds()}. {start_edges()}",
+        "",
+        *step_figures(),
+    ]
+    return "\n".join(lines)
+
+
+def rule_page() -> str:
+    """Everything between the marks of the page about the automatic rate."""
+    lines = [
+        "## Few rounds",
         "",
         *few_rounds(),
         "## Choices of the rule and of the head",
         "",
         *choice_tables(),
-        "## What each step is worth",
-        "",
-        "Each bar is the difference that one step makes when it is added to the steps above it. "
-        "All steps before the defaults use the best rate of the grid. Image datasets and vietnam: "
-        "seed 0; fars and heart: seeds 0 to 2, with standard errors of the differences. The tables "
-        "have no features step, because their columns are used as they are. The axes do not begin "
-        f"at 0. {start_edges()}",
-        "",
-        *step_figures(),
         *unhelpful(),
     ]
     return "\n".join(lines)
@@ -331,13 +333,7 @@ def federations_page() -> str:
         *federation_table(),
         "### Few parameters: rough estimates of the noise",
         "",
-        "The server estimates the noise of an update from its p parameters, with an error of about "
-        "sqrt(2 / p). The table shows the signal-to-noise ratio of the aggregate divided by the "
-        "best one, as a mean over seeds and orders. NoiseWise is below RobustHDP on purpose: where "
-        "the clients' data differ, it gives up some of this ratio to reduce the bias towards the "
-        "clients with the least noise. On spam this is worth several points of accuracy.",
-        "",
-        *estimate_table(),
+        *few_parameters(),
         *joining(),
     ]
     return "\n".join(lines)
@@ -349,6 +345,7 @@ def main() -> None:
     draw_joining(IMAGES_FOLDER)
     pages = {
         PAGE: page(),
+        RULE_PAGE: rule_page(),
         FEDERATIONS_PAGE: federations_page(),
         PERSONS_PAGE: "\n".join(persons()),
     }

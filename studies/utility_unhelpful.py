@@ -1,4 +1,4 @@
-"""Tables of docs/utility_results.md: few rounds, and what did not help."""
+"""Tables of docs/utility_rule.md: few rounds, and what did not help."""
 
 from __future__ import annotations
 
@@ -90,10 +90,24 @@ def unhelpful() -> list[str]:
         "Extrapolation is a noise-aware server step in the spirit of DP-FedEXP "
         "([arXiv 2504.09850](https://arxiv.org/abs/2504.09850)): the aggregate is multiplied by "
         "max(1, mean signal energy of the updates / energy of the aggregate), with estimated noise "
-        "energies; it needs a learning rate, so it is compared at two fixed rates. None of these "
-        "variants is in the library, except the clipping, which is an option.",
+        "energies; it needs a learning rate, so it is compared at two fixed rates. With a "
+        "difference of +0.00 ± 0.00, its factor was 1 in every round. None of these variants is in "
+        "the library, except the clipping, which is an option.",
         "",
         *table(["change", *auto, "outcome"], rows),
+        *_about_the_average(auto),
+    ]
+
+
+def _about_the_average(auto: Mapping[str, Mapping[int, float]]) -> list[str]:
+    cells = [_paired("mnist_variant", dist, "auto no average", auto[dist]) for dist in auto]
+    if not all(cells):
+        return []
+    largest = max(abs(float(np.mean(cell))) for cell in cells)
+    return [
+        "The average of the last rounds is a part of the rule. On MNIST it changes the accuracy by "
+        f"at most {largest:.2f} points on average over the seeds.",
+        "",
     ]
 
 

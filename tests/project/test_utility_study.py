@@ -32,9 +32,13 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return found
 
 
-@pytest.mark.parametrize("name", ["page", "federations_page"])
+@pytest.mark.parametrize("name", ["page", "rule_page", "federations_page"])
 def test_a_page_shows_what_is_committed(name: str, tables: ModuleType) -> None:
-    path = {"page": tables.PAGE, "federations_page": tables.FEDERATIONS_PAGE}[name]
+    path = {
+        "page": tables.PAGE,
+        "rule_page": tables.RULE_PAGE,
+        "federations_page": tables.FEDERATIONS_PAGE,
+    }[name]
     shown = path.read_text().partition(tables.BEGIN)[2].partition(tables.END)[0]
     written = getattr(tables, name)()
     assert shown.strip() == written.strip(), "run: python studies/utility_tables.py"
@@ -90,7 +94,9 @@ def parameters(config: dict[str, Any]) -> int:
         shape, n_classes = (1, 8, 8), 10
     else:
         shape, n_classes = CATALOGUE[data].shape, CATALOGUE[data].n_classes
-    if features == "scattering":
+    if features == "random_projection:project":
+        width = config["features"]["options"]["width"]
+    elif features == "scattering":
         width = make_features(features, shape).width
     else:
         width = math.prod(shape) if features == "identity" else ENCODERS[features]
@@ -116,8 +122,9 @@ def test_no_committed_config_reaches_the_limit_of_the_automatic_steps() -> None:
 
 
 def test_the_study_reaches_the_limit_in_runs_of_few_rounds_only(tables: ModuleType) -> None:
-    settings: set[tuple[str, str, int, float, bool]] = set()
-    for part, runs in sys.modules["utility"].PARTS.items():
+    settings: set[tuple[str, str, int, int, float, bool]] = set()
+    study = sys.modules["utility"]
+    for part, runs in study.PARTS.items():
         for run in runs(0):
             rate, _, variant = str(run.rate).partition(" ")
             if rate == "auto":
@@ -125,11 +132,12 @@ def test_the_study_reaches_the_limit_in_runs_of_few_rounds_only(tables: ModuleTy
                 rounds = run.fields.get("training.rounds", config["training"]["rounds"])
                 k = float(variant) if variant[:1].isdigit() else STRENGTH
                 features = run.fields.get("features.name", config["features"]["name"])
-                settings.add((run.config, features, rounds, k, part.startswith("few_")))
+                width = run.fields.get("features.options.width", 0)
+                settings.add((run.config, features, width, rounds, k, part in study.FEW))
     assert len(settings) > 30
-    for name, features, rounds, strength, is_short in settings:
+    for name, features, width, rounds, strength, is_short in settings:
         config = tomllib.loads((ROOT / "configs" / name).read_text())
-        config["features"]["name"] = features
+        config["features"] |= {"name": features, "options": {"width": width}}
         assert is_short == (rounds < 20)
         assert is_short or is_unlimited(rounds, strength, config), (name, features, rounds)
 
@@ -155,9 +163,9 @@ def test_gains_are_paired_by_seed_and_cover_all_clients(tables: ModuleType) -> N
 
 def test_a_best_rate_at_the_edge_is_named(tables: ModuleType) -> None:
     cells = sys.modules["utility_cells"]
-    assert cells.at_the_edge("spam", "Dist6") == "20"
+    assert cells.at_the_edge("mnist_moments", "Dist6", "DPFedAvg") == "20"
     assert cells.at_the_edge("mnist", "Dist1") == ""
-    assert "spam (Dist6, random order), 20" in tables.edges()
+    assert "mnist: DPFedAvg, moments, 20" in tables.start_edges()
 
 
 def test_a_missed_goal_is_called_missed(
