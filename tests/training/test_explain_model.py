@@ -12,6 +12,7 @@ from torch.nn import functional
 import noisewise as nw
 from noisewise.errors import InvalidValueError, UnsupportedModelError
 from noisewise.training import FastGradients, IsolatedGradients
+from noisewise.training.engine import fast_gradients, pieces
 from noisewise.training.engine.layer_interface import LayerRule, Run, row_gradients
 from noisewise.training.engine.layer_rules import LAYER_RULES
 
@@ -78,24 +79,87 @@ class ScaleRule(LayerRule):
         yield from row_gradients(self.weight, lambda: self.factor * torch.special.expit(kept) * g)
 
 
-@pytest.mark.parametrize("factor", [1.0, 0.5])
-def test_an_own_rule_is_used_and_a_planted_flaw_shows(
-    factor: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ScaleRule, "factor", factor)
+class LongNorms(pieces.Rows):
+    """A planted flaw that shows in no sum."""
+
+    def squared_norms(self, floor: float = 0.0) -> Tensor:
+        return 4.0 * super().squared_norms(floor)
+
+
+class WrongNorms(ScaleRule):
+    def gradients(self, kept: Tensor, g: Tensor):
+        assert self.weight.index is not None
+        rows = (torch.special.expit(kept) * g).flatten(1)
+        yield LongNorms(self.weight.index, rows)
+
+
+class Absent(ScaleRule):
+    def gradients(self, kept: Tensor, g: Tensor):
+        yield from ()
+
+
+class Failing(ScaleRule):
+    def gradients(self, kept: Tensor, g: Tensor):
+        raise KeyError("weight")
+
+
+class Detached(ScaleRule):
+    """Correct gradients of its own, none for the layers before it."""
+
+    def run(self, x: Tensor) -> Run:
+        out = torch.special.expit(x.detach()) * self.weight.tensor
+        return Run(x, out, self.gradients)
+
+
+class Half(ScaleRule):
+    factor = 0.5
+
+
+class OtherShape(ScaleRule):
+    def gradients(self, kept: Tensor, g: Tensor):
+        assert self.weight.index is not None
+        yield pieces.Rows(self.weight.index, kept[:, :1] * g[:, :1])
+
+
+FLAWS = [WrongNorms, Absent, Failing, Detached, Half, OtherShape]
+
+
+@pytest.mark.parametrize("rule", [ScaleRule, *FLAWS])
+@pytest.mark.parametrize("kind", [FastGradients, IsolatedGradients])
+def test_an_own_rule_is_used_unless_its_gradients_are_wrong(kind, rule, monkeypatch) -> None:
+    monkeypatch.setitem(LAYER_RULES, Scale, rule)
+    model = nn.Sequential(nn.Linear(5, CLASSES), Scale())
+    for theta in (theta_of(model, torch.float32), torch.zeros(5 * CLASSES + 2 * CLASSES)):
+        inputs, targets = torch.randn(6, 5), torch.randint(CLASSES, (6,))
+        gradients = single_gradients(model, theta, inputs, targets, functional.cross_entropy)
+        engine = kind(model, functional.cross_entropy)
+        total = engine.clipped_sum(theta, inputs, targets, 0.1)
+        assert torch.allclose(total, clipped(gradients, 0.1), atol=1e-6)
+        if kind is FastGradients:
+            assert engine.fallback_reason is None
+            assert engine.by_reference == (() if rule is ScaleRule else ("1",))
+
+
+@pytest.mark.parametrize("rule", [WrongNorms, Half])
+def test_without_the_check_own_rules_would_be_wrong(rule, monkeypatch) -> None:
+    monkeypatch.setitem(LAYER_RULES, Scale, rule)
+    monkeypatch.setattr(fast_gradients, "check_own_rules", lambda *_: None)
     model = nn.Sequential(nn.Linear(5, CLASSES), Scale())
     theta = theta_of(model, torch.float32)
     inputs, targets = torch.randn(6, 5), torch.randint(CLASSES, (6,))
     gradients = single_gradients(model, theta, inputs, targets, functional.cross_entropy)
-    try:
-        nw.register_layer_rule(Scale, ScaleRule)
-        engine = FastGradients(model, functional.cross_entropy)
-        total = engine.clipped_sum(theta, inputs, targets, 0.1)
-    finally:
-        LAYER_RULES.pop(Scale)
+    total = FastGradients(model, functional.cross_entropy).clipped_sum(theta, inputs, targets, 0.1)
+    assert not torch.allclose(total, clipped(gradients, 0.1), atol=1e-6)
+
+
+def test_a_registered_rule_is_used(monkeypatch) -> None:
+    nw.register_layer_rule(Scale, ScaleRule)  # the fixture `same_layer_rules` takes it back
+    model = nn.Sequential(nn.Linear(5, CLASSES), Scale())
+    engine = FastGradients(model, functional.cross_entropy)
+    engine.clipped_sum(theta_of(model, torch.float32), torch.randn(6, 5), torch.zeros(6).long(), 1)
     assert engine.network is not None
+    assert engine.network.own_rules == ["1"]
     assert engine.network.without_rule == []
-    assert torch.allclose(total, clipped(gradients, 0.1), atol=1e-6) == (factor == 1.0)
 
 
 @pytest.mark.parametrize(("kind", "rule"), [(int, ScaleRule), (Scale, Scale), ("Scale", ScaleRule)])

@@ -29,13 +29,6 @@ def check_model(model: nn.Module) -> None:
             mixes the records of a batch; or it is compiled.
         InvalidValueError: no parameter requires a gradient, or one has no shape yet or is complex.
     """
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
-            allowed = "has no shape yet: call the model once with a few made-up records"
-            raise InvalidValueError("model", f"parameter '{name}'", allowed)
-        if parameter.is_complex() and parameter.requires_grad:
-            allowed = "is complex: train real numbers, and use torch.view_as_complex in `forward`"
-            raise InvalidValueError("model", f"parameter '{name}'", allowed)
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule":
             raise UnsupportedModelError(
@@ -48,6 +41,13 @@ def check_model(model: nn.Module) -> None:
                 "record's influence cannot be bounded; use torch.nn.GroupNorm instead, or freeze "
                 "its parameters and call eval() on it"
             )
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            allowed = "has no shape yet: call the model once with a few made-up records"
+            raise InvalidValueError("model", f"parameter '{name}'", allowed)
+        if parameter.is_complex() and parameter.requires_grad:
+            allowed = "is complex: train real numbers, and use torch.view_as_complex in `forward`"
+            raise InvalidValueError("model", f"parameter '{name}'", allowed)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InvalidValueError("model", type(model).__name__, "has no trainable parameter")
 

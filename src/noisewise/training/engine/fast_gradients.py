@@ -17,6 +17,7 @@ from noisewise.training.engine.cleared_rows import clear_rows, without_rows
 from noisewise.training.engine.layer_interface import LayerOptions, NotCoveredError
 from noisewise.training.engine.loss_gradients import LossGradients
 from noisewise.training.engine.network import Network, Use
+from noisewise.training.engine.own_rule_check import check_own_rules
 from noisewise.training.engine.pieces import Parts, can_stream, combined
 from noisewise.training.engine.record_axes import PROBE_SIZES
 from noisewise.training.engine.record_separation import (
@@ -37,6 +38,7 @@ from noisewise.training.synthetic_records import (
     RecordForm,
     Records,
     first_records,
+    random_parameters,
     synthetic_inputs,
 )
 from noisewise.training.torch_random import torch_seed
@@ -185,16 +187,18 @@ class FastGradients(GradientEngine):
         network = self._network
         if network is not None and self._accepts(network, theta, inputs, targets):
             return network
-        form, by_reference = RecordForm.of(inputs, targets), list[str]()
+        form, by_reference, reasons = RecordForm.of(inputs, targets), list[str](), list[str]()
         while True:
             try:
                 self._network = self._built(theta, form, by_reference)
                 break
             except NotCoveredError as reason:
                 by_reference = _wider(by_reference, reason)
+                reasons.append(str(reason))
         if by_reference:
-            text = "per-record gradients of '%s' in %s by torch.func, which is slower"
-            _log.warning(text, "', '".join(by_reference), type(self._model).__name__)
+            text = "per-record gradients of '%s' in %s by torch.func, which is slower (%s)"
+            names, kind = "', '".join(by_reference), type(self._model).__name__
+            _log.warning(text, names, kind, "; ".join(reasons))
         self.by_reference = tuple(by_reference)
         return self._network
 
@@ -246,6 +250,12 @@ class FastGradients(GradientEngine):
         check_records_stay_apart(network, probe)
         network.load(theta)
         check_outputs_agree(network, self._outputs_of(theta), probe)
+        if network.own_rules:
+            point = random_parameters(self.layout, theta, 0).requires_grad_()
+            network.load(point.detach())
+            with torch.enable_grad():
+                check_own_rules(network, self.layout, self._outputs_of(point), point, probe)
+            network.load(theta)
         with torch_seed(0, theta.device):
             values = _values_of_a_record(network, probe)
         self._at_once[form_of(probe)] = max(_FEWEST_AT_ONCE, _VALUES_AT_ONCE // values)

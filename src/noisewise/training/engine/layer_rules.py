@@ -165,8 +165,10 @@ RULES_BY_NAME: dict[str, AnyRule] = {"transformers.pytorch_utils.Conv1D": _Input
 def register_layer_rule(kind: type[nn.Module], rule: AnyRule) -> None:
     """Add a rule for a type of layer, or replace it.
 
-    The rule is trusted: a wrong rule breaks the privacy guarantee. Compare it with one backward
-    pass for each record, as docs/models.md shows, before you train with it.
+    An engine compares its outputs, gradients and norms with backpropagation on two synthetic
+    records, and does not use it if they differ. It is trusted beyond that: a rule that is wrong for
+    few records breaks the privacy guarantee. Compare it with one backward pass for each record, as
+    docs/models.md shows, before you train with it.
 
     Args:
         kind: of the layers.

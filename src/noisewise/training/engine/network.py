@@ -107,6 +107,7 @@ class Network:
 
     Attributes:
         without_rule: names of the layers without a rule.
+        own_rules: names of the layers with a rule that is not one of this package.
 
     Raises:
         NotCoveredError: the model cannot be copied.
@@ -151,6 +152,7 @@ class Network:
         self._running = ""  # name of the layer with a rule that runs now
         self._methods: dict[tuple[int, str], Method] = {}
         self.without_rule: list[str] = []
+        self.own_rules: list[str] = []
         self._combine: Combine = self._combined
         for name in by_reference:
             self._refer(name, index)
@@ -207,6 +209,8 @@ class Network:
             self.without_rule.append(name)
         else:
             module.__dict__["forward"] = self._recorded(name, layer)
+            if not type(layer).__module__.startswith("noisewise."):
+                self.own_rules.append(name)
         for key, parameter in module._parameters.items():
             if parameter is not None and parameter.requires_grad:
                 number = index[id(parameter)]
