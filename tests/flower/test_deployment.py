@@ -42,12 +42,15 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from noisewise.flower import show_log
-from noisewise.flower.client import make_client_app
-
-show_log()
-honest = make_client_app()
 app = ClientApp()
+
+
+def honest(message, context):
+    from noisewise.flower import show_log  # only here, because it takes seconds
+    from noisewise.flower.client import make_client_app
+
+    show_log()
+    return make_client_app()(message, context)
 
 
 @app.train()
