@@ -230,6 +230,7 @@ def test_a_third_item_of_a_record_is_not_dropped() -> None:
         dataset_from_torch(triples, values=True)
 
 
+@pytest.mark.extras
 @pytest.mark.parametrize("cell", [[1, None], [1.5, None], ["a"]], ids=str)
 def test_lists_without_numbers_in_parquet_are_refused(cell: list[Any], tmp_path: Path) -> None:
     import pyarrow
@@ -243,6 +244,7 @@ def test_lists_without_numbers_in_parquet_are_refused(cell: list[Any], tmp_path:
         dataset_from_files([path], length=2)
 
 
+@pytest.mark.extras
 def test_uneven_lists_of_lists_in_parquet_are_refused(tmp_path: Path) -> None:
     import pyarrow
     from pyarrow import parquet
